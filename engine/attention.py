@@ -1,0 +1,175 @@
+"""Attention over a paged KV pool, behind transformers' attention interface.
+
+The model code is transformers' own; it calls `paged_attention` once a layer for
+all rows of a step, flattened to one sequence. What that call must know about
+the step travels with it as the keyword `paged`, so nothing is global but the
+function's name. transformers builds no masks for a name that it does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+IMPLEMENTATION = "caesura_paged"
+"""Name under which the function is registered: the `attn_implementation` to load a model with."""
+
+
+class PagedKV(Protocol):
+    """What a layer's attention does with the rows of one step."""
+
+    def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None) -> torch.Tensor:
+        """Store the rows' keys and values and return what their queries see.
+
+        Args:
+            layer: the layer's index in the model.
+            query: [rows, heads, head_dim].
+            key: [rows, kv_heads, head_dim].
+            value: [rows, kv_heads, value_dim].
+            scaling: factor of the scores; None for 1 / sqrt(head_dim).
+
+        Returns:
+            [rows, heads, value_dim].
+        """
+        ...
+
+
+def paged_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    paged: PagedKV,
+    scaling: float | None = None,
+    **variant: object,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention interface: tensors are [1, heads, rows, head_dim], the result is [1, rows, heads, value_dim]."""
+    if isinstance(paged, LayerProbe):
+        paged.check(module, attention_mask, variant)
+    layer = module.layer_idx
+    assert isinstance(layer, int), layer
+    out = paged.attend(layer, query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1), scaling)
+    return out.unsqueeze(0), None
+
+
+AttentionInterface.register(IMPLEMENTATION, paged_attention)
+
+
+class LayerShape(NamedTuple):
+    """Shapes of one layer's KV entry for one token."""
+
+    key: tuple[int, int]
+    """(kv_heads, head_dim)"""
+    value: tuple[int, int]
+    """(kv_heads, value_dim)"""
+
+
+class LayerProbe:
+    """Learns a model's KV shapes from one forward pass, and refuses attention that this engine would compute wrongly.
+
+    Args:
+        max_model_len: a sliding window at least this long never slides, so it is accepted.
+    """
+
+    def __init__(self, max_model_len: int) -> None:
+        self.layers: dict[int, LayerShape] = {}
+        self._max_model_len = max_model_len
+
+    def check(self, module: torch.nn.Module, attention_mask: torch.Tensor | None, variant: dict[str, object]) -> None:
+        """Raises: ValueError, for attention that is more than causal softmax over the whole sequence."""
+        if not getattr(module, "is_causal", True):
+            raise ValueError(f"{type(module).__name__} is not causal; this engine serves decoder-only models")
+        if attention_mask is not None:
+            raise ValueError(f"{type(module).__name__} insists on a mask of its own, which a paged step has no place for")
+        window = variant.get("sliding_window")
+        if isinstance(window, int) and window < self._max_model_len:
+            raise ValueError(
+                f"{type(module).__name__} has a sliding window of {window} tokens, below max_model_len ({self._max_model_len})"
+            )
+        for name in ("softcap", "s_aux", "position_bias"):
+            if variant.get(name) is not None:
+                raise ValueError(f"{type(module).__name__} asks for {name!r}, which this engine's attention does not compute")
+
+    def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None) -> torch.Tensor:
+        if layer in self.layers:
+            raise ValueError(f"layer {layer} attends twice in a pass; this engine keeps one KV entry a layer and token")
+        self.layers[layer] = LayerShape((key.shape[1], key.shape[2]), (value.shape[1], value.shape[2]))
+        return query.new_zeros(*query.shape[:2], value.shape[2])
+
+
+class KVCache:
+    """Keys and values of every slot of the pool; slot = block * block_size + offset.
+
+    Attributes:
+        keys, values: by layer, [num_blocks * block_size, kv_heads, head_dim or value_dim].
+    """
+
+    def __init__(self, layers: dict[int, LayerShape], *, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.keys = {layer: torch.zeros(num_slots, *shape.key, dtype=dtype, device=device) for layer, shape in layers.items()}
+        self.values = {layer: torch.zeros(num_slots, *shape.value, dtype=dtype, device=device) for layer, shape in layers.items()}
+
+
+class Chunk(NamedTuple):
+    """One request's rows in a step: they are its tokens from `first` up to `end`, and see those before them."""
+
+    first: int
+    end: int
+    blocks: Sequence[int]
+    """The request's block table."""
+
+
+@dataclass(frozen=True)
+class _View:
+    """What the rows [start, stop) of a step see."""
+
+    start: int
+    stop: int
+    slots: torch.Tensor
+    """Slots of the sequence up to the last row's own: int64 [entries]."""
+    mask: torch.Tensor | None
+    """bool [rows, entries], True = visible; None for a single row, which sees everything."""
+
+
+class PagedStep:
+    """One step over the KV cache: writes all rows' entries, then attends request by request over exactly what each may see.
+
+    Rows of one step never share a slot. A request may read entries that another writes in this very step
+    (a prefix hit on a block just published): hence all writes of a layer come before its first read.
+    """
+
+    def __init__(self, cache: KVCache, chunks: Sequence[Chunk], *, block_size: int, device: torch.device) -> None:
+        self._cache = cache
+        offsets = torch.arange(block_size)
+        visible = [(torch.tensor(chunk.blocks)[:, None] * block_size + offsets).flatten()[: chunk.end] for chunk in chunks]
+        # One transfer each instead of one for every request.
+        self._written = torch.cat([slots[chunk.first :] for slots, chunk in zip(visible, chunks, strict=True)]).to(device)
+        on_device = torch.cat(visible).to(device).split([len(slots) for slots in visible])
+        self._views = []
+        start = 0
+        for chunk, slots in zip(chunks, on_device, strict=True):
+            rows = chunk.end - chunk.first
+            mask = None if rows == 1 else torch.ones(rows, chunk.end, dtype=torch.bool, device=device).tril(chunk.first)
+            self._views.append(_View(start, start + rows, slots, mask))
+            start += rows
+
+    def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None) -> torch.Tensor:
+        keys, values = self._cache.keys[layer], self._cache.values[layer]
+        keys.index_copy_(0, self._written, key)
+        values.index_copy_(0, self._written, value)
+        out = query.new_empty(*query.shape[:2], values.shape[2])
+        for view in self._views:
+            # [rows or entries, heads, dim] -> [1, heads, rows or entries, dim]
+            q, k, v = (
+                tensor.transpose(0, 1).unsqueeze(0)
+                for tensor in (query[view.start : view.stop], keys.index_select(0, view.slots), values.index_select(0, view.slots))
+            )
+            seen = scaled_dot_product_attention(q, k, v, attn_mask=view.mask, scale=scaling, enable_gqa=q.shape[1] != k.shape[1])
+            out[view.start : view.stop] = seen[0].transpose(0, 1)
+        return out

@@ -1,0 +1,47 @@
+"""The model as an engine: symbolic tokens, no weights, no libraries."""
+
+from __future__ import annotations
+
+from harness.backends import EngineInfo
+from harness.events import Event
+from harness.model import CAESURA, EngineModel
+from harness.model.symbolic import symbolic_token
+from harness.operations import Operation
+from harness.scenario import EngineShape
+from harness.state import EngineState
+from harness.tokenizer import ByteTokenizer
+
+
+class SimBackend:
+    """The default profile of the model; a text prompt is its UTF-8 bytes."""
+
+    name = "sim"
+    level = 2
+
+    def __init__(self, *, seed: int = 0) -> None:
+        self._seed = seed
+        self._tokenizer = ByteTokenizer()
+
+    def start(self, shape: EngineShape) -> EngineInfo:
+        self._model = EngineModel(shape, profile=CAESURA)
+        return EngineInfo(versions={}, device="none", profile=CAESURA.name, eos_token_ids=())
+
+    def tokenize(self, text: str) -> tuple[int, ...]:
+        return self._tokenizer.encode(text)
+
+    def apply(self, op: int, operation: Operation) -> list[Event]:
+        return self._model.apply(op, operation)
+
+    def has_work(self) -> bool:
+        return self._model.has_work()
+
+    def step(self) -> list[Event]:
+        events = self._model.schedule()
+        epoch = self._model.epoch
+        return events + self._model.land(lambda request, position: symbolic_token(request, position, epoch, self._seed))
+
+    def state(self) -> EngineState:
+        return self._model.state()
+
+    def stop(self) -> None:
+        pass

@@ -1,0 +1,370 @@
+"""Our own engine in lockstep: its observer's calls become events, its visible state is read between calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import transformers
+
+from engine.config import EngineConfig, SamplingParams
+from engine.core import EngineCore
+from engine.errors import EngineError
+from engine.observer import Observer
+from engine.outputs import PauseTicket
+from engine.request import Request, RequestStatus
+from engine.weights import WeightTarget, read_safetensors
+from harness import events as ev
+from harness.backends import BackendError, EngineInfo
+from harness.checkpoints import ensure
+from harness.errors import BadInput
+from harness.operations import (
+    Abort,
+    FinishWeightUpdate,
+    IsPaused,
+    Operation,
+    Pause,
+    ResetPrefixCache,
+    Resume,
+    StartWeightUpdate,
+    Submit,
+    SwapWeights,
+    UpdateWeights,
+    UpdateWeightVersion,
+    WeightSource,
+)
+from harness.scenario import EngineShape
+from harness.state import EngineState, RequestState, Status
+from harness.tokenizer import tokenizer_of
+
+NamedTensor = tuple[str, torch.Tensor]
+Answer = dict[str, Any]
+
+
+class SourceBroke(Exception):
+    """What a weight phase that is to fail fails with."""
+
+
+class Refused(Exception):
+    """A call that the adapter itself refuses: it concerns the harness's parts, which the engine does not know."""
+
+    def __init__(self, code: ev.ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code: ev.ErrorCode = code
+
+
+class TorchBackend:
+    """`engine/` behind the methods of a backend."""
+
+    name = "torch"
+    level = 2
+
+    def start(self, shape: EngineShape) -> EngineInfo:
+        if shape.device == "cuda" and not torch.cuda.is_available():
+            raise BackendError("the scenario's engine asks for device cuda, and torch sees none; use --set engine.device=cpu")
+        folder = ensure(shape.checkpoint)
+        self._tokenizer = tokenizer_of(folder)
+        self._transitions = Transitions()
+        fields = shape.model_dump(exclude={"checkpoint"})
+        try:
+            self._core = EngineCore(EngineConfig(checkpoint=folder, **fields), observer=self._transitions)
+        except ValueError as error:
+            raise BackendError(str(error)) from error
+        self._core.weight_target = self._target = FailingTarget(self._core.runner.model)
+        self._weights = WeightSources(folder)
+        self._pauses: dict[int, PauseTicket] = {}
+        self._parts_of: int | None = None
+        device = torch.cuda.get_device_name() if shape.device == "cuda" else "cpu"
+        versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+        return EngineInfo(versions=versions, device=device, profile="caesura", eos_token_ids=self._core.eos_token_ids)
+
+    def tokenize(self, text: str) -> tuple[int, ...]:
+        return self._tokenizer.encode(text)
+
+    def apply(self, op: int, operation: Operation) -> list[ev.Event]:
+        answer: Answer | None = None
+        error: ev.Failure | None = None
+        try:
+            answer = self._handlers[type(operation)](self, op, operation)
+        except (EngineError, Refused) as refusal:
+            error = ev.Failure(refusal.code, str(refusal))  # type: ignore[arg-type]
+        done = [*self._superseded(), *self._transitions.take(), *self._deliveries()]
+        if op not in self._pauses:
+            done.append(ev.Returned(op=op, answer=answer, error=error))
+        return [ev.Received(op=op), *done, *self._complete_pause()]
+
+    def has_work(self) -> bool:
+        return self._core.has_work()
+
+    def step(self) -> list[ev.Event]:
+        self._core.step()
+        done = [*self._transitions.take(), *self._deliveries()]
+        return [*done, *self._complete_pause()]
+
+    def state(self) -> EngineState:
+        core, scheduler, pool = self._core, self._core.scheduler, self._core.scheduler.pool
+        return EngineState(
+            running=tuple(map(_request_state, scheduler.running)),
+            waiting=tuple(map(_request_state, scheduler.waiting)),
+            blocked=tuple(request.request_id for request in scheduler.blocked),
+            references=pool.references,
+            digests=tuple(sorted((blocks for _, blocks in pool.digest_index), key=min)),
+            free=pool.free_queue,
+            pause_mode=core.pause_mode,
+            pause_pending=core.pause_pending,
+            weight_version=core.weight_version,
+            update_open=core.update_open,
+            out_of_service=core.is_out_of_service,
+        )
+
+    def stop(self) -> None:
+        self.__dict__.pop("_core", None)
+
+    def _superseded(self) -> Iterator[ev.Event]:
+        """Pause calls that another call overrode return before anything else happens."""
+        for op, ticket in list(self._pauses.items()):
+            if ticket.error is not None:
+                del self._pauses[op]
+                yield ev.Returned(op=op, answer=None, error=ev.Failure("superseded", str(ticket.error)))
+
+    def _complete_pause(self) -> Iterator[ev.Event]:
+        self._core.pause_complete()
+        yield from self._transitions.take()
+        for op, ticket in list(self._pauses.items()):
+            if ticket.done:
+                del self._pauses[op]
+                yield ev.Returned(op=op, answer={"status": "paused"}, error=None)
+
+    def _deliveries(self) -> Iterator[ev.Event]:
+        if outputs := self._core.take_outputs():
+            yield ev.Delivered(outputs=tuple(ev.Output(output.request_id, output.first, output.token_ids, output.finish_reason) for output in outputs))
+
+    # ---- one method for each operation: (op, operation) -> answer ----
+
+    def _submit(self, op: int, operation: Submit) -> Answer:
+        params = SamplingParams(max_tokens=operation.max_tokens, ignore_eos=operation.ignore_eos, cache_salt=operation.cache_salt)
+        return {"state": self._core.submit(operation.id, operation.prompt.token_ids or (), params)}
+
+    def _abort(self, op: int, operation: Abort) -> Answer:
+        return {"aborted": self._core.abort(None if operation.ids == "all" else operation.ids)}
+
+    def _pause(self, op: int, operation: Pause) -> None:
+        self._pauses[op] = self._core.begin_pause(operation.mode, clear_cache=operation.clear_cache)
+
+    def _resume(self, op: int, operation: Resume) -> Answer:
+        self._core.resume()
+        return {"status": "resumed"}
+
+    def _is_paused(self, op: int, operation: IsPaused) -> Answer:
+        return {"is_paused": self._core.is_paused()}
+
+    def _reset_prefix_cache(self, op: int, operation: ResetPrefixCache) -> Answer:
+        self._core.reset_prefix_cache()
+        return {"status": "reset"}
+
+    def _start(self, op: int, operation: StartWeightUpdate) -> Answer:
+        with self._target.failing("begin" if operation.fails else None):
+            self._core.start_weight_update(allow_unpaused=operation.allow_unpaused)
+        self._parts_of = None
+        return {"status": "started"}
+
+    def _update(self, op: int, operation: UpdateWeights) -> Answer:
+        if self._core.update_open and self._parts_of not in (None, operation.of):
+            raise Refused("invalid", f"part {operation.part} of {operation.of}: this session's earlier parts are of {self._parts_of}")
+        tensors = self._weights.part(operation.source, operation.part, operation.of)
+        self._transitions.part, self._transitions.of = operation.part, operation.of
+        self._core.update_weights(_breaking(tensors) if operation.fails else tensors)
+        self._parts_of = operation.of
+        return {"status": "updated"}
+
+    def _finish(self, op: int, operation: FinishWeightUpdate) -> Answer:
+        with self._target.failing("commit" if operation.fails else None):
+            self._core.finish_weight_update(operation.version)
+        return {"status": "finished", "weight_version": self._core.weight_version}
+
+    def _swap(self, op: int, operation: SwapWeights) -> Answer:
+        tensors = self._weights.part(operation.source, 1, 1)
+        self._transitions.part = self._transitions.of = 1
+        self._core.load_weights(_breaking(tensors) if operation.fails else tensors, operation.version)
+        return {"status": "finished", "weight_version": self._core.weight_version}
+
+    def _relabel(self, op: int, operation: UpdateWeightVersion) -> Answer:
+        self._core.update_weight_version(operation.version, allow_unpaused=operation.allow_unpaused)
+        return {"weight_version": self._core.weight_version}
+
+    _handlers: dict[type[Operation], Callable[..., Answer | None]] = {
+        Submit: _submit,
+        Abort: _abort,
+        Pause: _pause,
+        Resume: _resume,
+        IsPaused: _is_paused,
+        ResetPrefixCache: _reset_prefix_cache,
+        StartWeightUpdate: _start,
+        UpdateWeights: _update,
+        FinishWeightUpdate: _finish,
+        SwapWeights: _swap,
+        UpdateWeightVersion: _relabel,
+    }
+
+
+class Transitions(Observer):
+    """Turns the observer's calls into events. Digests become labels in the order of their first appearance."""
+
+    def __init__(self) -> None:
+        self.part = self.of = 1
+        """Which part of an update the engine is being sent."""
+        self._events: list[ev.Event] = []
+        self._labels: dict[Hashable, int] = {}
+
+    def take(self) -> list[ev.Event]:
+        events, self._events = self._events, []
+        return events
+
+    def accepted(self, request_id: str, *, parked: bool) -> None:
+        self._events.append(ev.Accepted(request=request_id, parked=parked))
+
+    def blocked(self, request_id: str) -> None:
+        self._events.append(ev.Blocked(request=request_id))
+
+    def admitted(self, request_id: str, *, life: int, num_computed_tokens: int) -> None:
+        self._events.append(ev.Admitted(request=request_id, life=life, computed=num_computed_tokens))
+
+    def preempted(self, request_id: str, *, by: str | None) -> None:
+        self._events.append(ev.Preempted(request=request_id, by=by))
+
+    def finished(
+        self, request_id: str, *, reason: ev.FinishReason, num_prompt_tokens: int, num_output_tokens: int, spans: Sequence[tuple[str, int, int]]
+    ) -> None:
+        counts = {"prompt_tokens": num_prompt_tokens, "output_tokens": num_output_tokens}
+        self._events.append(ev.Finished(request=request_id, reason=reason, **counts, spans=tuple(ev.VersionSpan(*span) for span in spans)))
+
+    def hit(self, request_id: str, blocks: Sequence[int]) -> None:
+        self._events.append(ev.Hit(request=request_id, blocks=tuple(blocks)))
+
+    def allocated(self, request_id: str, blocks: Sequence[int], *, evicted: Sequence[int]) -> None:
+        self._events.append(ev.Allocated(request=request_id, blocks=tuple(blocks), evicted=tuple(evicted)))
+
+    def stored(self, request_id: str, blocks: Sequence[tuple[int, Hashable]]) -> None:
+        labelled = tuple((block, self._labels.setdefault(digest, len(self._labels))) for block, digest in blocks)
+        self._events.append(ev.Stored(request=request_id, blocks=labelled))
+
+    def freed(self, request_id: str, *, head: Sequence[int], tail: Sequence[int]) -> None:
+        self._events.append(ev.Freed(request=request_id, head=tuple(head), tail=tuple(tail)))
+
+    def cleared(self, *, success: bool, empty: bool) -> None:
+        self._events.append(ev.Cleared(tier="device", success=success, empty=empty))
+
+    def launched(self, step: int, batch: Sequence[tuple[str, int, int]]) -> None:
+        self._events.append(ev.Launched(step=step, batch=tuple(ev.Scheduled(*share) for share in batch)))
+
+    def landed(self, step: int, sampled: Sequence[tuple[str, int]]) -> None:
+        self._events.append(ev.Landed(step=step, sampled=tuple(ev.Sampled(*token) for token in sampled)))
+
+    def pause_pending(self, mode: ev.Mode, *, clear_cache: bool) -> None:
+        self._events.append(ev.PausePending(mode=mode, clear_cache=clear_cache))
+
+    def pause_effective(self, mode: ev.Mode, *, clear_cache: bool) -> None:
+        self._events.append(ev.PauseEffective(mode=mode, clear_cache=clear_cache))
+
+    def resumed(self) -> None:
+        self._events.append(ev.Resumed())
+
+    def update_started(self) -> None:
+        self._events.append(ev.UpdateStarted())
+
+    def part_received(self, *, tensors: int, num_bytes: int) -> None:
+        self._events.append(ev.PartReceived(part=self.part, of=self.of, tensors=tensors, bytes=num_bytes))
+
+    def update_failed(self, phase: Literal["start", "update", "finish"], *, wrote: bool, why: str) -> None:
+        self._events.append(ev.UpdateFailed(phase=phase, wrote=wrote, why=why))
+
+    def committed(self, version: str) -> None:
+        self._events.append(ev.Committed(version=version))
+
+    def relabelled(self, version: str) -> None:
+        self._events.append(ev.Relabelled(version=version))
+
+
+class FailingTarget(WeightTarget):
+    """The engine's weights, with a device that fails when it is told to."""
+
+    _fails_in: Literal["begin", "commit"] | None = None
+
+    @contextmanager
+    def failing(self, phase: Literal["begin", "commit"] | None) -> Iterator[None]:
+        self._fails_in = phase
+        try:
+            yield
+        finally:
+            self._fails_in = None
+
+    def begin(self) -> None:
+        if self._fails_in == "begin":
+            raise SourceBroke("told to fail")
+        super().begin()
+
+    def commit(self) -> None:
+        if self._fails_in == "commit":
+            raise SourceBroke("told to fail")
+        super().commit()
+
+
+class WeightSources:
+    """Where a scenario's new weights come from, cut into parts by name."""
+
+    def __init__(self, original: Path) -> None:
+        self._original = original
+
+    def part(self, source: WeightSource, part: int, of: int) -> Iterator[NamedTensor]:
+        """Part `part` of `of` of the source's tensors, in order of their names.
+
+        Raises:
+            Refused: the source is not there, or has fewer tensors than parts.
+        """
+        try:
+            tensors = read_safetensors(self._original if source.checkpoint is None else ensure(source.checkpoint))
+        except (BadInput, EngineError) as error:
+            raise Refused("invalid", f"weight source {source.checkpoint}: {error}") from error
+        tensors = list(tensors)
+        if of > len(tensors):
+            raise Refused("invalid", f"{len(tensors)} tensors cannot be sent in {of} parts")
+        wanted = range((part - 1) * len(tensors) // of, part * len(tensors) // of)
+        if source.perturb is None:
+            return (tensors[index] for index in wanted)
+        noise = source.perturb
+        return (_perturbed(*tensors[index], seed=noise.seed * len(tensors) + index, scale=noise.scale) for index in wanted)
+
+
+def _perturbed(name: str, tensor: torch.Tensor, *, seed: int, scale: float) -> NamedTensor:
+    """Noise relative to the tensor's own spread, the same however the weights are cut into parts."""
+    noise = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed))
+    return name, tensor + (scale * tensor.float().std(correction=0) * noise).to(tensor.dtype)
+
+
+def _breaking(tensors: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
+    """The first tensor, then a failure."""
+    yield next(iter(tensors))
+    raise SourceBroke("told to fail after its first tensor")
+
+
+_STATUS: dict[RequestStatus, Status] = {
+    RequestStatus.WAITING: "waiting",
+    RequestStatus.RUNNING: "running",
+    RequestStatus.PREEMPTED: "preempted",
+}
+
+
+def _request_state(request: Request) -> RequestState:
+    return RequestState(
+        id=request.request_id,
+        status=_STATUS[request.status],
+        num_prompt_tokens=request.num_prompt_tokens,
+        output=request.output_token_ids,
+        num_computed_tokens=request.num_computed_tokens,
+        num_preemptions=request.num_preemptions,
+        blocks=tuple(request.blocks),
+        parked=request.parked,
+    )

@@ -1,0 +1,331 @@
+"""What happened: the schema of the event log.
+
+Each class is one kind of event; its docstring says when an engine's adapter
+emits it. On disk an event is a JSON array, its kind first and its fields in the
+order below (see log.py). The kinds are written for exact comparison: model and
+engine, given the same operations and the same sampled tokens, must produce the
+same events in the same order, except for fields named in `UNCOMPARED`.
+
+Positions count a request's tokens from 0, prompt first. A *life* of a request
+begins each time it is admitted (1, 2 after its first preemption, ...). A *label*
+is a small integer for a block's digest, dense in the order of first appearance
+in one log: two blocks have one label exactly when the engine says that their
+contents, with everything before them, are the same.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+SCHEMA = 1
+"""Version of this schema. A reader refuses a log with a newer one."""
+
+FinishReason = Literal["length", "stop", "abort"]
+Mode = Literal["abort", "wait", "keep"]
+ErrorCode = Literal["invalid", "conflict", "busy", "failed", "superseded", "rejected", "out-of-service"]
+"""What a refused call was refused for.
+
+invalid: a bad argument. conflict: the wrong state for this call. busy: a reset while blocks are
+held. failed: broke after the first weight byte. superseded: a later call overrode this pause.
+rejected: the late-request policy. out-of-service: an earlier update failed half-way.
+"""
+
+
+class Scheduled(NamedTuple):
+    """A request's share of a step: `count` tokens from position `first` on."""
+
+    request: str
+    first: int
+    count: int
+
+
+class Sampled(NamedTuple):
+    request: str
+    token: int
+
+
+class Output(NamedTuple):
+    """What a caller was handed: generated tokens from output index `first` on (0 = the first generated token)."""
+
+    request: str
+    first: int
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason | None
+
+
+class VersionSpan(NamedTuple):
+    """Output tokens [start, end) were sampled by the weights labelled `version`."""
+
+    version: str
+    start: int
+    end: int
+
+
+class Failure(NamedTuple):
+    code: ErrorCode
+    message: str
+
+
+def _kind(class_name: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", class_name).lower()
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=_kind):
+    """Base of all events."""
+
+
+class Opened(Event):
+    """First event of a log: who wrote it, about what."""
+
+    schema: int
+    caesura: str
+    backend: str
+    versions: dict[str, str]
+    level: int
+    device: str
+    engine: dict[str, Any]
+    """The engine's shape as the scenario's `engine:` section, defaults filled in."""
+    profile: str
+    eos_token_ids: tuple[int, ...]
+    scenario: str
+    """SHA-256 of the scenario file, hexadecimal; empty if there was none."""
+    seed: int
+    clock_base_ns: int
+    rank: int
+
+
+class Closed(Event):
+    """Last event: why the run ended (drained, paused, out-of-service, stalled, interrupted), and how many events precede this one."""
+
+    why: str
+    count: int
+    unfired: tuple[str, ...] = ()
+    """Timeline entries that never fired, in words."""
+
+
+class Called(Event):
+    """A client called. `operation` is as operations.to_data gives it, prompts resolved to token ids."""
+
+    op: int
+    operation: dict[str, Any]
+    by: str
+
+
+class Received(Event):
+    """The core took the operation up."""
+
+    op: int
+
+
+class Returned(Event):
+    """The call returned: `answer` on success, `error` otherwise."""
+
+    op: int
+    answer: dict[str, Any] | None
+    error: Failure | None
+
+
+class Accepted(Event):
+    """The core took a request on. `parked`: it came while paused or out of service, and waits in the queue."""
+
+    request: str
+    parked: bool
+
+
+class Blocked(Event):
+    """Policy `block`: held in front of the core until resume, when `accepted` follows."""
+
+    request: str
+
+
+class Admitted(Event):
+    """Moved from waiting to running; `computed` tokens came from prefix hits."""
+
+    request: str
+    life: int
+    computed: int
+
+
+class Preempted(Event):
+    """Moved from running to the front of waiting. `by`: the request whose need caused it; None: a cache reset."""
+
+    request: str
+    by: str | None
+
+
+class Finished(Event):
+    """Ended, in whatever state it was. `spans` partition its output by weight version, as the engine reports it."""
+
+    request: str
+    reason: FinishReason
+    prompt_tokens: int
+    output_tokens: int
+    spans: tuple[VersionSpan, ...]
+
+
+class Delivered(Event):
+    """Handed to callers, in this order: what one step or one call gave out."""
+
+    outputs: tuple[Output, ...]
+
+
+class Launched(Event):
+    """A forward pass began. `batch` is in scheduling order: running requests, then admissions."""
+
+    step: int
+    batch: tuple[Scheduled, ...]
+
+
+class Landed(Event):
+    """The forward pass ended with these tokens, in scheduling order; a partial prefill samples none."""
+
+    step: int
+    sampled: tuple[Sampled, ...]
+
+
+class Hit(Event):
+    """Admission claimed these cached blocks, first to last."""
+
+    request: str
+    blocks: tuple[int, ...]
+
+
+class Allocated(Event):
+    """Took these blocks from the head of the free queue, in this order; `evicted` lists those that lost a digest."""
+
+    request: str
+    blocks: tuple[int, ...]
+    evicted: tuple[int, ...]
+
+
+class Stored(Event):
+    """Published (block, label) pairs, first to last: these blocks can be hit from now on."""
+
+    request: str
+    blocks: tuple[tuple[int, int], ...]
+
+
+class Freed(Event):
+    """A request let go of all its blocks. Those that no one holds any more went to the free queue:
+    afterwards it begins with `head` and ends with `tail`; the others remain held by their sharers."""
+
+    request: str
+    head: tuple[int, ...]
+    tail: tuple[int, ...]
+
+
+class Cleared(Event):
+    """A cache reset was carried out or refused. `empty`: whether the tier holds no block and no digest afterwards."""
+
+    tier: Literal["device"]
+    success: bool
+    empty: bool
+
+
+class PausePending(Event):
+    """A pause was taken up; `mode` and `clear_cache` are what all pending calls together ask for."""
+
+    mode: Mode
+    clear_cache: bool
+
+
+class PauseEffective(Event):
+    """Quiet: nothing queued, in flight or running; every pending pause call returns now."""
+
+    mode: Mode
+    clear_cache: bool
+
+
+class Resumed(Event):
+    """Scheduling goes on."""
+
+
+class UpdateStarted(Event):
+    """A weight session is open."""
+
+
+class PartReceived(Event):
+    """Part `part` of `of` was written into the weights."""
+
+    part: int
+    of: int
+    tensors: int
+    bytes: int
+
+
+class UpdateFailed(Event):
+    """A phase broke. `wrote`: at least one byte of this session had been written, so the engine is out of service."""
+
+    phase: Literal["start", "update", "finish"]
+    wrote: bool
+    why: str
+
+
+class Committed(Event):
+    """The session finished; tokens sampled from now on belong to `version`."""
+
+    version: str
+
+
+class Relabelled(Event):
+    """The version label was set without touching weights."""
+
+    version: str
+
+
+UNCOMPARED: dict[type[Event], dict[str, Any]] = {
+    PartReceived: {"tensors": 0, "bytes": 0},
+    UpdateFailed: {"why": ""},
+}
+"""Fields that say something about one engine alone, with the value they get before comparison."""
+
+AnyEvent = (
+    Opened
+    | Closed
+    | Called
+    | Received
+    | Returned
+    | Accepted
+    | Blocked
+    | Admitted
+    | Preempted
+    | Finished
+    | Delivered
+    | Launched
+    | Landed
+    | Hit
+    | Allocated
+    | Stored
+    | Freed
+    | Cleared
+    | PausePending
+    | PauseEffective
+    | Resumed
+    | UpdateStarted
+    | PartReceived
+    | UpdateFailed
+    | Committed
+    | Relabelled
+)
+"""Every kind of event: what a log line may hold."""
+
+
+class Entry(NamedTuple):
+    """An event in its place: `seq` is its number in the merged log, `t_ns` its time, `writer` who wrote it."""
+
+    seq: int
+    t_ns: int
+    writer: str
+    event: Event
+
+
+def comparable(event: Event) -> Event:
+    """The event with what may differ between two engines taken out; the message of an error is for people."""
+    if (fields := UNCOMPARED.get(type(event))) is not None:
+        return msgspec.structs.replace(event, **fields)
+    if isinstance(event, Returned) and event.error is not None:
+        return msgspec.structs.replace(event, error=Failure(event.error.code, ""))
+    return event

@@ -1,0 +1,113 @@
+"""What an invariant is: a promise with a name that watches a log go by, event by event.
+
+An invariant is a class with methods named after events: `before_landed(seq, event)` sees the replay
+as it was before the event, `after_landed(seq, event)` as it is then; `at_end(seq, closed)` is called
+once the log is complete. What it does not name costs it nothing, which is what lets every invariant
+watch every step. Its docstring is the statement that users read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Any, ClassVar, TypeVar, get_args
+
+from harness.events import AnyEvent, Closed, Event, Opened
+from harness.replay import NEVER, Replay
+from harness.verdict import Cause, Violation
+
+REPORTED = 5
+"""Violations of one invariant that are told in full; the rest are counted."""
+
+LEVELS = {0: "client", 1: "schedule", 2: "blocks", 3: "numbers"}
+
+KINDS: dict[str, type[Event]] = {str(kind.__struct_config__.tag): kind for kind in get_args(AnyEvent)}
+"""Every kind of event by the name that hooks use."""
+
+Hook = Callable[[int, Any], None]
+
+
+class Invariant:
+    """Base of all invariants."""
+
+    id: ClassVar[str]
+    level: ClassVar[int]
+    """The lowest level of a log on which it can be checked."""
+
+    def __init__(self, replay: Replay) -> None:
+        self.replay = replay
+        self.violations: list[Violation] = []
+        self.more = 0
+        self._causes: set[Hashable] = set()
+
+    @classmethod
+    def statement(cls) -> str:
+        """What it promises, in one line."""
+        return " ".join((cls.__doc__ or "").split())
+
+    @classmethod
+    def unmet(cls, opened: Opened) -> str | None:
+        """Why a log that was opened so cannot be checked, or None."""
+        if opened.level >= cls.level:
+            return None
+        return f"needs a log of level {cls.level} ({LEVELS[cls.level]}), got level {opened.level} ({LEVELS.get(opened.level, 'unknown')})"
+
+    def at_end(self, seq: int, closed: Closed) -> None:
+        """The log is complete; `seq` is the number of its last event."""
+
+    def violated(
+        self, seq: int, sentence: str, *, expected: str, got: str, cause: Iterable[tuple[int, str]] = (), once: Hashable = None
+    ) -> None:
+        """Report a violation at event `seq`. Of several with one `once`, only the first is reported: they have one cause."""
+        if once is not None:
+            if once in self._causes:
+                return
+            self._causes.add(once)
+        if len(self.violations) >= REPORTED:
+            self.more += 1
+            return
+        causes = tuple(Cause(number, what) for number, what in sorted(cause) if number != NEVER)
+        self.violations.append(Violation(invariant=self.id, seq=seq, sentence=sentence, expected=expected, got=got, cause=causes))
+
+    def hooks(self, when: str) -> Iterator[tuple[type[Event], Hook]]:
+        """The methods that are called `before` or `after` an event is applied."""
+        for name, kind in KINDS.items():
+            if (hook := getattr(self, f"{when}_{name}", None)) is not None:
+                yield kind, hook
+
+
+INVARIANTS: dict[str, type[Invariant]] = {}
+"""Every invariant by its id."""
+
+Kind = TypeVar("Kind", bound=type[Invariant])
+
+
+def invariant(id: str, *, level: int) -> Callable[[Kind], Kind]:
+    """Register a class as the invariant `id`, checkable on logs of `level` or more.
+
+    Raises:
+        TypeError: a method is named after an event that does not exist, or there is no docstring.
+        ValueError: the id is taken.
+    """
+
+    def register(cls: Kind) -> Kind:
+        if id in INVARIANTS:
+            raise ValueError(f"two invariants are called {id}: {INVARIANTS[id].__name__} and {cls.__name__}")
+        if not cls.__doc__:
+            raise TypeError(f"{cls.__name__} needs a docstring: the statement of {id} that users read")
+        for name in vars(cls):
+            when, _, kind = name.partition("_")
+            if when in ("before", "after") and kind not in KINDS:
+                raise TypeError(f"{cls.__name__}.{name}: there is no event `{kind}`; expected one of {', '.join(KINDS)}")
+        cls.id, cls.level = id, level
+        INVARIANTS[id] = cls
+        return cls
+
+    return register
+
+
+def listed(items: Iterable[object], limit: int = 8) -> str:
+    """`[a, b, c]`, cut after `limit` items."""
+    words = [str(item) for item in items]
+    if len(words) > limit:
+        words = [*words[:limit], f"... {len(words)} in all"]
+    return f"[{', '.join(words)}]"

@@ -1,0 +1,93 @@
+"""Weight versions: which weights sampled a token, and whether the engine says so."""
+
+from __future__ import annotations
+
+from harness.events import Finished, Landed, VersionSpan
+from harness.invariants.invariant import Invariant, invariant, listed
+
+
+@invariant("version-attribution", level=1)
+class VersionAttribution(Invariant):
+    """A token's version is the one resident when it was sampled; its epoch never falls within a request and was
+    committed, unless the update was allowed beside steps; a request's version spans partition its output."""
+
+    def before_landed(self, seq: int, event: Landed) -> None:
+        flight = self.replay.flights.get(event.step)
+        if flight is None or not event.sampled:
+            return
+        if not flight.committed:
+            self.violated(
+                seq,
+                f"step {event.step} sampled from weights that were never committed",
+                expected="no token before a commit",
+                got=f"tokens of epoch {flight.weights.epoch} for {listed(id for id, _ in event.sampled)}",
+                cause=[
+                    (self.replay.epoch_starts[flight.weights.epoch], f"first byte of epoch {flight.weights.epoch}"),
+                    (flight.launched, f"launched step {event.step}"),
+                ],
+                once=("uncommitted", flight.weights.epoch),
+            )
+        last = self.replay.last_landed
+        if last is not None and last.weights.epoch > flight.weights.epoch:
+            self._check_order(seq, event, flight.weights.epoch)
+
+    def _check_order(self, seq: int, event: Landed, epoch: int) -> None:
+        for id, _ in event.sampled:
+            request = self.replay.requests.get(id)
+            if request is not None and request.weights is not None and request.weights.epoch > epoch:
+                self.violated(
+                    seq,
+                    f"the epoch of {id}'s tokens falls",
+                    expected=f"epoch {request.weights.epoch} or later",
+                    got=f"epoch {epoch}, from step {event.step}",
+                    once=request,
+                )
+
+    def before_finished(self, seq: int, event: Finished) -> None:
+        request = self.replay.requests.get(event.request)
+        if request is None or request.finished is not None:
+            return
+        expected = request.spans()
+        if event.spans == expected:
+            return
+        if (flaw := _not_a_partition(event.spans, len(request.output))) is not None:
+            self.violated(
+                seq,
+                f"{event.request}'s version spans do not partition its output: {flaw}",
+                expected=_words(expected),
+                got=_words(event.spans),
+            )
+        elif _joined(event.spans) != expected:
+            index = next(i for i in range(len(request.output)) if _version_at(event.spans, i) != _version_at(expected, i))
+            self.violated(
+                seq,
+                f"{event.request}'s token {index} is labelled with weights that did not sample it",
+                expected=_words(expected),
+                got=_words(event.spans),
+            )
+
+
+def _not_a_partition(spans: tuple[VersionSpan, ...], length: int) -> str | None:
+    at = 0
+    for version, start, end in spans:
+        if start != at or end <= start:
+            return f"[{start}, {end}) of {version} follows token {at}"
+        at = end
+    return None if at == length else f"they end at {at} of {length} tokens"
+
+
+def _joined(spans: tuple[VersionSpan, ...]) -> tuple[VersionSpan, ...]:
+    joined: list[VersionSpan] = []
+    for span in spans:
+        if joined and joined[-1].version == span.version:
+            span = VersionSpan(span.version, joined.pop().start, span.end)
+        joined.append(span)
+    return tuple(joined)
+
+
+def _version_at(spans: tuple[VersionSpan, ...], index: int) -> str:
+    return next(version for version, start, end in spans if start <= index < end)
+
+
+def _words(spans: tuple[VersionSpan, ...]) -> str:
+    return listed(f"{version} [{start}, {end})" for version, start, end in spans)

@@ -1,0 +1,95 @@
+"""Weight sessions, versions and epochs (contract, section 2).
+
+The *version* is the label that callers see. The *epoch* counts sessions that wrote at least
+one byte: it says whether two KV entries come from the same weights.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from harness.events import Committed, Event, PartReceived, UpdateFailed, UpdateStarted
+from harness.model.refusal import Refused
+
+_BROKEN = "the source broke (`fails: true`)"
+
+
+class Session:
+    """An open session: what was written so far."""
+
+    __slots__ = ("of", "parts")
+
+    def __init__(self) -> None:
+        self.of: int | None = None
+        """Into how many parts it is cut, as its first part said."""
+        self.parts = 0
+        """Bit k - 1 stands for part k."""
+
+    @property
+    def wrote(self) -> bool:
+        return self.parts > 0
+
+    @property
+    def wrote_all(self) -> bool:
+        """Whether every tensor was sent."""
+        return self.of is not None and self.parts == (1 << self.of) - 1
+
+
+class Weights:
+    """The resident weights, by version and epoch, and the session that may be changing them."""
+
+    __slots__ = ("epoch", "failure", "session", "version")
+
+    def __init__(self) -> None:
+        self.version = "default"
+        self.epoch = 0
+        self.session: Session | None = None
+        self.failure: str | None = None
+        """Why the engine is out of service; None while it is in service."""
+
+    def start(self, *, fails: bool, events: list[Event]) -> None:
+        if self.session is not None:
+            raise Refused("conflict", "a weight session is open: finish it before starting another")
+        if fails:
+            events.append(UpdateFailed(phase="start", wrote=False, why=_BROKEN))
+            raise Refused("failed", f"start_weight_update: {_BROKEN}; nothing was written, nothing has changed")
+        self.session = Session()
+        events.append(UpdateStarted())
+
+    def receive(self, part: int, of: int, *, fails: bool, events: list[Event]) -> None:
+        session = self._open_session("update_weights")
+        if session.of not in (None, of):
+            raise Refused("invalid", f"got part {part} of {of}, expected a part of {session.of} as before in this session")
+        if not session.wrote:
+            self.epoch += 1
+        if fails:
+            self._break("update", events)
+        session.of = of
+        session.parts |= 1 << (part - 1)
+        events.append(PartReceived(part=part, of=of, tensors=0, bytes=0))
+
+    def finish(self, version: str | None, *, fails: bool, events: list[Event]) -> None:
+        session = self._open_session("finish_weight_update")
+        if self.failure is not None and not session.wrote_all:
+            raise Refused("conflict", f"{self.failure}, so every tensor must be sent before finish: send the parts that are missing")
+        if fails and session.wrote:
+            self._break("finish", events)
+        if fails:
+            events.append(UpdateFailed(phase="finish", wrote=False, why=_BROKEN))
+            raise Refused("failed", f"finish_weight_update: {_BROKEN}; nothing was written, the session stays open")
+        self.session = None
+        self.failure = None
+        self.version = self.version if version is None else version
+        events.append(Committed(version=self.version))
+
+    def _open_session(self, verb: str) -> Session:
+        if self.session is None:
+            raise Refused("conflict", f"{verb} without a weight session: call start_weight_update first")
+        return self.session
+
+    def _break(self, phase: Literal["update", "finish"], events: list[Event]) -> None:
+        """A failure after the first byte: nothing may be sampled until a full update succeeds."""
+        self.session = None
+        self.failure = f"a weight update failed half-way, in {phase}"
+        events.append(UpdateFailed(phase=phase, wrote=True, why=_BROKEN))
+        raise Refused("failed", f"{self.failure}: {_BROKEN}; the engine is out of service until a full update succeeds")

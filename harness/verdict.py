@@ -1,0 +1,41 @@
+"""What a judgement of a log says, as data; reports/ turns it into words on a page."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Status = Literal["holds", "violated", "not-checkable"]
+
+
+class Cause(msgspec.Struct, frozen=True):
+    """An earlier event that led to a violation: its number and a few words."""
+
+    seq: int
+    what: str
+
+
+class Violation(msgspec.Struct, frozen=True, kw_only=True):
+    """One promise broken at one event."""
+
+    invariant: str
+    seq: int
+    """Number of the event at which it showed."""
+    sentence: str
+    expected: str
+    got: str
+    cause: tuple[Cause, ...] = ()
+    """Earliest first."""
+
+
+class Judgement(msgspec.Struct, frozen=True, kw_only=True):
+    """What one invariant says about one log."""
+
+    invariant: str
+    status: Status
+    reason: str
+    """Why it is not checkable, how much was violated, or what of a log without an end was left unjudged."""
+    violations: tuple[Violation, ...] = ()
+    """The first few; `more` counts the rest."""
+    more: int = 0

@@ -1,0 +1,1 @@
+"""Renders what happened, for people. Reads logs and verdicts; decides nothing."""

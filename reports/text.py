@@ -1,0 +1,187 @@
+"""A run as plain text: the verdict, what was violated and why, and each request's text split at its weight boundaries."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from harness.conformance import Explanation
+from harness.events import Called, Closed, Delivered, Entry, Launched, Opened
+from harness.replay import Request
+from harness.state import EngineState, RequestState
+from harness.tokenizer import Tokenizer
+from harness.trial import Trial
+from harness.verdict import Judgement, Violation
+from harness.version import commit
+from reports.words import timeline_row
+
+WIDTH = 118
+MARGIN = 15
+TIMELINE_BEFORE, TIMELINE_AFTER = 7, 2
+SEGMENT_CHARACTERS = 300
+REQUESTS_SHOWN = 8
+
+
+class Origin(NamedTuple):
+    """Where a run lies, and the command that shows it again."""
+
+    folder: Path
+    command: str
+
+
+def render(trial: Trial, tokenizer: Tokenizer, origin: Origin) -> str:
+    """The whole report."""
+    lines = [header(trial.opened), _what_ran(trial), ""]
+    for judgement in trial.verdict.judgements:
+        lines += _judgement(judgement, trial, origin)
+    if trial.verdict.explanation is not None:
+        lines += _explanation(trial.verdict.explanation, trial, origin)
+    lines += _requests(trial, tokenizer)
+    lines += ["", *(f"{'':<{MARGIN}}{reason}" for reason in trial.verdict.reasons)]
+    lines += [f"{trial.verdict.status.upper():<{MARGIN}}{trial.scenario.name if trial.scenario else origin.folder}"]
+    lines += [f"{'log':<{MARGIN}}{origin.folder}", f"{'again':<{MARGIN}}{origin.command}"]
+    return "\n".join(lines) + "\n"
+
+
+def header(opened: Opened) -> str:
+    """The first line: version, commit, scenario, seed, engine and level."""
+    versions = "".join(f" {name} {version}" for name, version in opened.versions.items())
+    return (
+        f"caesura {opened.caesura} (commit {commit() or '-'}), scenario {opened.scenario[:8] or '-'}, seed {opened.seed}, "
+        f"engine {opened.backend} on {opened.device} (level {opened.level}{versions and ','}{versions})"
+    )
+
+
+def summary_row(trial: Trial, folder: Path) -> str:
+    """One line for one of several files."""
+    explanation = trial.verdict.explanation
+    explained = f", {explanation.states} states equal" if explanation and not explanation.mismatch else ""
+    source = trial.scenario.path if trial.scenario and trial.scenario.path else folder
+    return f"{trial.verdict.status:<{MARGIN}}{source}  ({len(trial.entries)} events{explained})"
+
+
+def render_state(state: EngineState, seq: int) -> str:
+    """The visible state after event `seq`."""
+    pause = "running" if state.pause_mode is None else f"paused ({state.pause_mode}{', pending' if state.pause_pending else ''})"
+    weights = f"{state.weight_version}{', update open' if state.update_open else ''}{', OUT OF SERVICE' if state.out_of_service else ''}"
+    held = {block: count for block, count in enumerate(state.references) if count}
+    lines = [f"state after event {seq}", f"  pause     {pause}", f"  weights   {weights}"]
+    lines += _queue("running", state.running) + _queue("waiting", state.waiting)
+    lines += [f"  blocked   {', '.join(state.blocked) or '-'}"]
+    lines += _wrapped("  held      ", " ".join(f"{block}x{count}" if count > 1 else str(block) for block, count in held.items()) or "-")
+    lines += _wrapped("  digests   ", " ".join("=".join(map(str, group)) for group in state.digests) or "-")
+    lines += _wrapped("  free      ", " ".join(map(str, state.free)) or "-")
+    return "\n".join(lines) + "\n"
+
+
+def _queue(name: str, requests: Sequence[RequestState]) -> list[str]:
+    rows = [
+        f"{r.id} {r.status}{' parked' if r.parked else ''}: {r.num_prompt_tokens}+{len(r.output)} tokens, {r.num_computed_tokens} computed, "
+        f"{r.num_preemptions} preemptions, blocks {list(r.blocks)}"
+        for r in requests
+    ]
+    return [f"  {name if i == 0 else '':<9} {row}" for i, row in enumerate(rows or ["-"])]
+
+
+def _what_ran(trial: Trial) -> str:
+    steps = sum(isinstance(entry.event, Launched) for entry in trial.entries)
+    tokens = sum(len(output.tokens) for entry in trial.entries if isinstance(entry.event, Delivered) for output in entry.event.outputs)
+    last = trial.entries[-1].event
+    end = f"ended {last.why}" if isinstance(last, Closed) else "not closed"
+    name = trial.scenario.name if trial.scenario else "log"
+    return f"{name}: {steps} steps, {tokens} tokens, {len(trial.replay.requests)} requests, {len(trial.entries)} events; {end}"
+
+
+def _judgement(judgement: Judgement, trial: Trial, origin: Origin) -> list[str]:
+    status = judgement.status.replace("-", " ")
+    line = f"{status:<{MARGIN}}{judgement.invariant}"
+    if judgement.status != "violated":
+        return [line + (f": {judgement.reason}" if judgement.reason else "")]
+    more = f" ({judgement.more} more not shown)" if judgement.more else ""
+    blocks = [f"{line}, {judgement.reason}{more}"]
+    for violation in judgement.violations:
+        blocks += _violation(violation, trial, origin)
+    return blocks
+
+
+def _violation(violation: Violation, trial: Trial, origin: Origin) -> list[str]:
+    """Under 25 lines: what, expected, got, why, the timeline around it, and how to see it again."""
+    indent = f"{'':<{MARGIN}}"
+    lines = _wrapped(f"{indent}event {violation.seq}: ", violation.sentence)
+    lines += _wrapped(f"{indent}expected  ", violation.expected, most=3) + _wrapped(f"{indent}got       ", violation.got, most=3)
+    for index, cause in enumerate(violation.cause[-4:]):
+        lines.append(f"{indent}{'because' if index == 0 else '':<9} event {cause.seq}: {cause.what}"[:WIDTH])
+    return [*lines, *_timeline(trial.entries, violation.seq, indent), f"{indent}again     {origin.command}"]
+
+
+def _timeline(entries: Sequence[Entry], seq: int, indent: str) -> list[str]:
+    """At most ten rows around an event, which is marked."""
+    around = entries[max(0, seq - TIMELINE_BEFORE) : seq + TIMELINE_AFTER + 1]
+    return [_row(entry, seq, indent) for entry in around]
+
+
+def _row(entry: Entry, seq: int, indent: str) -> str:
+    row = f"{indent}{'>' if entry.seq == seq else ' '}{timeline_row(entry)}"
+    return row if len(row) <= WIDTH else row[: WIDTH - 3] + "..."
+
+
+def _explanation(explanation: Explanation, trial: Trial, origin: Origin) -> list[str]:
+    engine = trial.opened.backend
+    counted = f"{explanation.transactions} operations and steps, {explanation.events} events, {explanation.states} whole states"
+    mismatch = explanation.mismatch
+    if mismatch is None:
+        return [f"{'holds':<{MARGIN}}sim explains {engine}: {counted}"]
+    indent = f"{'':<{MARGIN}}"
+    lines = [f"{'violated':<{MARGIN}}sim does not explain {engine}, after {counted}"]
+    lines += _wrapped(f"{indent}event {mismatch.seq}: ", mismatch.sentence)
+    lines += _wrapped(f"{indent}model     ", mismatch.expected, most=4) + _wrapped(f"{indent}{engine:<9} ", mismatch.got, most=4)
+    return [*lines, *_timeline(trial.entries, mismatch.seq, indent), f"{indent}again     {origin.command}"]
+
+
+def _requests(trial: Trial, tokenizer: Tokenizer) -> list[str]:
+    """Requests whose output two weight versions share first: their text split at the boundary."""
+    requests = sorted(trial.replay.requests.values(), key=lambda request: -len(request.spans()))
+    lines = [""] if requests else []
+    texts = _prompt_texts(trial.entries)
+    for request in requests[:REQUESTS_SHOWN]:
+        lines += _request(request, texts.get(request.id), tokenizer)
+    if len(requests) > REQUESTS_SHOWN:
+        lines.append(f"{len(requests) - REQUESTS_SHOWN} more requests")
+    return lines
+
+
+def _request(request: Request, text: str | None, tokenizer: Tokenizer) -> Iterator[str]:
+    reason = f"{request.finished.reason} after" if request.finished else f"{request.status} with"
+    lives = f", {request.lives} lives" if request.lives > 1 else ""
+    yield f"{request.id:<{MARGIN}}{reason} {len(request.output)} tokens{lives}"
+    prompt = text if text is not None else tokenizer.decode(tuple(request.prompt or ()))
+    yield from _wrapped(f"{'  prompt':<{MARGIN}}", _quoted(prompt), most=3)
+    for version, start, end in request.spans():
+        label = f"  {version} [{start}:{end}]"
+        yield from _wrapped(f"{label:<{MARGIN}}", _quoted(tokenizer.decode(tuple(request.output[start:end]))), most=3)
+
+
+def _prompt_texts(entries: Sequence[Entry]) -> dict[str, str]:
+    submits = (entry.event.operation.get("submit") for entry in entries if isinstance(entry.event, Called))
+    return {submit["id"]: submit["prompt"]["text"] for submit in submits if submit and "text" in submit["prompt"]}
+
+
+def _quoted(text: str) -> str:
+    shown = text if len(text) <= SEGMENT_CHARACTERS else text[:SEGMENT_CHARACTERS] + "..."
+    return '"' + shown.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"') + '"'
+
+
+def _wrapped(label: str, text: str, *, most: int | None = None) -> list[str]:
+    """`label text` over as many lines as it takes, at most `most`, the rest indented under the text."""
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=label + " " * (label[-1] != " "),
+        subsequent_indent=" " * len(label),
+        max_lines=most,
+        placeholder=" ...",
+        break_on_hyphens=False,
+        drop_whitespace=True,
+    ) or [label]

@@ -1,0 +1,76 @@
+"""An event in a few words: a row of a timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from harness import events as ev
+from harness.operations import from_data, in_words
+
+LONG_LIST = 8
+"""A list of more items than this is shown by its ends and its length."""
+
+
+def event_in_words(event: ev.Event) -> str:
+    """One line, without event number and time."""
+    kind = event.__struct_config__.tag
+    say = _WORDS.get(type(event))
+    return f"{kind:<15} {say(event)}".rstrip() if say else str(kind)
+
+
+def timeline_row(entry: ev.Entry) -> str:
+    return f"{entry.seq:>6}  {entry.t_ns / 1e6:>9.3f} ms  {event_in_words(entry.event)}"
+
+
+def _some(items: Sequence[object]) -> str:
+    shown = [str(item) for item in items]
+    if len(shown) > LONG_LIST:
+        shown = [*shown[:3], "...", *shown[-2:], f"({len(items)} in all)"]
+    return " ".join(shown)
+
+
+def _returned(event: ev.Returned) -> str:
+    if event.error is not None:
+        return f"#{event.op} refused, {event.error.code}: {event.error.message}"
+    return f"#{event.op} " + " ".join(f"{name}={value}" for name, value in (event.answer or {}).items())
+
+
+def _delivered(event: ev.Delivered) -> str:
+    return _some([f"{o.request}[{o.first}:{o.first + len(o.tokens)}]{' ' + o.finish_reason if o.finish_reason else ''}" for o in event.outputs])
+
+
+def _freed(event: ev.Freed) -> str:
+    return f"{event.request}: to the head {_some(event.head) or '-'}, to the tail {_some(event.tail) or '-'}"
+
+
+def _spans(event: ev.Finished) -> str:
+    spans = " ".join(f"{version}[{start}:{end}]" for version, start, end in event.spans)
+    return f"{event.request} {event.reason}: {event.output_tokens} tokens {spans}"
+
+
+_WORDS: dict[type[ev.Event], Callable] = {
+    ev.Opened: lambda e: f"{e.backend} level {e.level} schema {e.schema}",
+    ev.Closed: lambda e: f"{e.why} after {e.count} events",
+    ev.Called: lambda e: f"#{e.op} {in_words(from_data(e.operation))}",
+    ev.Received: lambda e: f"#{e.op}",
+    ev.Returned: _returned,
+    ev.Accepted: lambda e: f"{e.request}{' parked' if e.parked else ''}",
+    ev.Blocked: lambda e: e.request,
+    ev.Admitted: lambda e: f"{e.request} life {e.life}, {e.computed} tokens from the cache",
+    ev.Preempted: lambda e: f"{e.request} " + (f"for {e.by}" if e.by is not None else "by a cache reset"),
+    ev.Finished: _spans,
+    ev.Delivered: _delivered,
+    ev.Launched: lambda e: f"step {e.step}: " + _some([f"{r}[{first}:{first + count}]" for r, first, count in e.batch]),
+    ev.Landed: lambda e: f"step {e.step}: " + _some([f"{r}={token}" for r, token in e.sampled]),
+    ev.Hit: lambda e: f"{e.request}: blocks {_some(e.blocks)}",
+    ev.Allocated: lambda e: f"{e.request}: blocks {_some(e.blocks)}" + (f", evicted {_some(e.evicted)}" if e.evicted else ""),
+    ev.Stored: lambda e: f"{e.request}: " + _some([f"{block}=digest{label}" for block, label in e.blocks]),
+    ev.Freed: _freed,
+    ev.Cleared: lambda e: f"{e.tier}: {'done' if e.success else 'refused'}, {'empty' if e.empty else 'not empty'}",
+    ev.PausePending: lambda e: f"{e.mode}{' clear' if e.clear_cache else ''}",
+    ev.PauseEffective: lambda e: f"{e.mode}{' clear' if e.clear_cache else ''}",
+    ev.PartReceived: lambda e: f"{e.part} of {e.of}: {e.tensors} tensors, {e.bytes:,} bytes",
+    ev.UpdateFailed: lambda e: f"{e.phase}{' after bytes were written' if e.wrote else ''}: {e.why}",
+    ev.Committed: lambda e: e.version,
+    ev.Relabelled: lambda e: e.version,
+}
