@@ -1,7 +1,7 @@
 """What a log costs: bytes a token, and events a second of CPU time written and read.
 
 Runs without arguments, on synthetic events. Sizes count the part of a log that
-begins with event 100,000: numbers have their usual width there and the pool is full.
+begins with event 100,000: numbers have their usual width there and, with 16 requests, the pool is full.
 
     python benchmarks/log_size.py
 """

@@ -26,7 +26,9 @@ class Observer:
     def preempted(self, request_id: str, *, by: str | None) -> None:
         """Moved from running to the front of waiting, for another request's need or (None) a cache reset."""
 
-    def finished(self, request_id: str, *, reason: str, num_prompt_tokens: int, num_output_tokens: int, spans: Sequence[tuple[str, int, int]]) -> None:
+    def finished(
+        self, request_id: str, *, reason: str, num_prompt_tokens: int, num_output_tokens: int, spans: Sequence[tuple[str, int, int]]
+    ) -> None:
         """Ended with `length`, `stop` or `abort`; spans (version, start, end) partition its output."""
 
     def hit(self, request_id: str, blocks: Sequence[int]) -> None:

@@ -26,7 +26,9 @@ app = typer.Typer(
 )
 
 ScenarioFiles = Annotated[list[Path], typer.Argument(metavar="FILE...", help="Scenario files.", show_default=False)]
-Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="engine.NAME=VALUE", help="Override a field of the scenario's engine.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="engine.NAME=VALUE", help="Override a field of the scenario's engine.")
+]
 Runs = Annotated[Path, typer.Option(help="Where run folders are made.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the symbolic tokens of `sim`.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the answer for machines.")]

@@ -9,6 +9,7 @@ event; in lockstep the engine's whole visible state is compared too.
 from __future__ import annotations
 
 from collections.abc import Sequence
+
 import msgspec
 
 from harness.events import Called, Closed, Entry, Event, Landed, Opened, comparable
@@ -111,15 +112,17 @@ class Explainer:
         index = self._compare(entries, index, self._model.schedule(), during="a step")
         if self.mismatch is not None:
             return index
-        landed = next((entry.event for entry in entries[index:] if isinstance(entry.event, Landed)), None)
-        tokens = dict(landed.sampled) if landed is not None else {}
+        tokens = _next_tokens(entries, index)
         return self._compare(entries, index, self._model.land(lambda request, _: tokens.get(request, NO_TOKEN)), during="a step")
 
     def _compare(self, entries: Sequence[Entry], index: int, predicted: Sequence[Event], *, during: str) -> int:
         for expected in predicted:
             if index >= len(entries):
                 self.mismatch = Mismatch(
-                    seq=self._last_seq, sentence=f"the log has no further event, in the middle of {during}", expected=repr(expected), got="nothing"
+                    seq=self._last_seq,
+                    sentence=f"the log has no further event, in the middle of {during}",
+                    expected=repr(expected),
+                    got="nothing",
                 )
                 return index
             if expected != entries[index].event and comparable(expected) != comparable(entries[index].event):
@@ -135,6 +138,14 @@ class Explainer:
 
     def _part(self, entry: Entry, expected: str, sentence: str) -> None:
         self.mismatch = Mismatch(seq=entry.seq, sentence=sentence, expected=expected, got=repr(entry.event))
+
+
+def _next_tokens(entries: Sequence[Entry], index: int) -> dict[str, int]:
+    """What the step sampled whose landing comes next, by request."""
+    for place in range(index, len(entries)):
+        if isinstance(landed := entries[place].event, Landed):
+            return dict(landed.sampled)
+    return {}
 
 
 def explain(entries: Sequence[Entry]) -> Explanation:

@@ -73,11 +73,11 @@ def _kind(class_name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", class_name).lower()
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=_kind):
+class Event(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True, tag=_kind):
     """Base of all events."""
 
 
-class Opened(Event):
+class Opened(Event, frozen=True, kw_only=True):
     """First event of a log: who wrote it, about what."""
 
     schema: int
@@ -97,7 +97,7 @@ class Opened(Event):
     rank: int
 
 
-class Closed(Event):
+class Closed(Event, frozen=True, kw_only=True):
     """Last event: why the run ended (drained, paused, out-of-service, stalled, interrupted), and how many events precede this one."""
 
     why: str
@@ -106,7 +106,7 @@ class Closed(Event):
     """Timeline entries that never fired, in words."""
 
 
-class Called(Event):
+class Called(Event, frozen=True, kw_only=True):
     """A client called. `operation` is as operations.to_data gives it, prompts resolved to token ids."""
 
     op: int
@@ -114,13 +114,13 @@ class Called(Event):
     by: str
 
 
-class Received(Event):
+class Received(Event, frozen=True, kw_only=True):
     """The core took the operation up."""
 
     op: int
 
 
-class Returned(Event):
+class Returned(Event, frozen=True, kw_only=True):
     """The call returned: `answer` on success, `error` otherwise."""
 
     op: int
@@ -128,20 +128,20 @@ class Returned(Event):
     error: Failure | None
 
 
-class Accepted(Event):
+class Accepted(Event, frozen=True, kw_only=True):
     """The core took a request on. `parked`: it came while paused or out of service, and waits in the queue."""
 
     request: str
     parked: bool
 
 
-class Blocked(Event):
+class Blocked(Event, frozen=True, kw_only=True):
     """Policy `block`: held in front of the core until resume, when `accepted` follows."""
 
     request: str
 
 
-class Admitted(Event):
+class Admitted(Event, frozen=True, kw_only=True):
     """Moved from waiting to running; `computed` tokens came from prefix hits."""
 
     request: str
@@ -149,14 +149,14 @@ class Admitted(Event):
     computed: int
 
 
-class Preempted(Event):
+class Preempted(Event, frozen=True, kw_only=True):
     """Moved from running to the front of waiting. `by`: the request whose need caused it; None: a cache reset."""
 
     request: str
     by: str | None
 
 
-class Finished(Event):
+class Finished(Event, frozen=True, kw_only=True):
     """Ended, in whatever state it was. `spans` partition its output by weight version, as the engine reports it."""
 
     request: str
@@ -166,34 +166,34 @@ class Finished(Event):
     spans: tuple[VersionSpan, ...]
 
 
-class Delivered(Event):
+class Delivered(Event, frozen=True, kw_only=True):
     """Handed to callers, in this order: what one step or one call gave out."""
 
     outputs: tuple[Output, ...]
 
 
-class Launched(Event):
+class Launched(Event, frozen=True, kw_only=True):
     """A forward pass began. `batch` is in scheduling order: running requests, then admissions."""
 
     step: int
     batch: tuple[Scheduled, ...]
 
 
-class Landed(Event):
+class Landed(Event, frozen=True, kw_only=True):
     """The forward pass ended with these tokens, in scheduling order; a partial prefill samples none."""
 
     step: int
     sampled: tuple[Sampled, ...]
 
 
-class Hit(Event):
+class Hit(Event, frozen=True, kw_only=True):
     """Admission claimed these cached blocks, first to last."""
 
     request: str
     blocks: tuple[int, ...]
 
 
-class Allocated(Event):
+class Allocated(Event, frozen=True, kw_only=True):
     """Took these blocks from the head of the free queue, in this order; `evicted` lists those that lost a digest."""
 
     request: str
@@ -201,14 +201,14 @@ class Allocated(Event):
     evicted: tuple[int, ...]
 
 
-class Stored(Event):
+class Stored(Event, frozen=True, kw_only=True):
     """Published (block, label) pairs, first to last: these blocks can be hit from now on."""
 
     request: str
     blocks: tuple[tuple[int, int], ...]
 
 
-class Freed(Event):
+class Freed(Event, frozen=True, kw_only=True):
     """A request let go of all its blocks. Those that no one holds any more went to the free queue:
     afterwards it begins with `head` and ends with `tail`; the others remain held by their sharers."""
 
@@ -217,7 +217,7 @@ class Freed(Event):
     tail: tuple[int, ...]
 
 
-class Cleared(Event):
+class Cleared(Event, frozen=True, kw_only=True):
     """A cache reset was carried out or refused. `empty`: whether the tier holds no block and no digest afterwards."""
 
     tier: Literal["device"]
@@ -225,29 +225,29 @@ class Cleared(Event):
     empty: bool
 
 
-class PausePending(Event):
+class PausePending(Event, frozen=True, kw_only=True):
     """A pause was taken up; `mode` and `clear_cache` are what all pending calls together ask for."""
 
     mode: Mode
     clear_cache: bool
 
 
-class PauseEffective(Event):
+class PauseEffective(Event, frozen=True, kw_only=True):
     """Quiet: nothing queued, in flight or running; every pending pause call returns now."""
 
     mode: Mode
     clear_cache: bool
 
 
-class Resumed(Event):
+class Resumed(Event, frozen=True, kw_only=True):
     """Scheduling goes on."""
 
 
-class UpdateStarted(Event):
+class UpdateStarted(Event, frozen=True, kw_only=True):
     """A weight session is open."""
 
 
-class PartReceived(Event):
+class PartReceived(Event, frozen=True, kw_only=True):
     """Part `part` of `of` was written into the weights."""
 
     part: int
@@ -256,7 +256,7 @@ class PartReceived(Event):
     bytes: int
 
 
-class UpdateFailed(Event):
+class UpdateFailed(Event, frozen=True, kw_only=True):
     """A phase broke. `wrote`: at least one byte of this session had been written, so the engine is out of service."""
 
     phase: Literal["start", "update", "finish"]
@@ -264,13 +264,13 @@ class UpdateFailed(Event):
     why: str
 
 
-class Committed(Event):
+class Committed(Event, frozen=True, kw_only=True):
     """The session finished; tokens sampled from now on belong to `version`."""
 
     version: str
 
 
-class Relabelled(Event):
+class Relabelled(Event, frozen=True, kw_only=True):
     """The version label was set without touching weights."""
 
     version: str

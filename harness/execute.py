@@ -34,7 +34,7 @@ NS_PER_MS = 1_000_000
 STALLED_STEPS = 10_000
 """Steps in a row that deliver nothing and end nothing before a run is given up as stalled; prefills deliver nothing for a while."""
 
-Listener = Callable[[Sequence[Entry]], None]
+Listener = Callable[[Sequence[Entry]], object]
 """Hears each transaction right after it happened."""
 
 

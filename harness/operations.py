@@ -89,7 +89,7 @@ class Perturbation(Data):
     """Seeded noise on the original weights: w + scale * std(w) * N(0, 1), tensor by tensor."""
 
     seed: int = Field(ge=0)
-    scale: float = Field(gt=0)
+    scale: float = Field(gt=0, allow_inf_nan=False)
 
 
 class WeightSource(Data):

@@ -174,12 +174,13 @@ class Request:
     def spans(self) -> tuple[VersionSpan, ...]:
         """The version that was resident when each output token was sampled, neighbours of equal label joined."""
         spans: list[VersionSpan] = []
-        ends = [start for start, _ in self.sampled_by[1:]] + [len(self.output)]
-        for (start, weights), end in zip(self.sampled_by, ends, strict=True):
+        end = len(self.output)
+        for start, weights in reversed(self.sampled_by):
             if spans and spans[-1].version == weights.version:
-                start = spans.pop().start
+                end = spans.pop().end
             spans.append(VersionSpan(weights.version, start, end))
-        return tuple(spans)
+            end = start
+        return tuple(reversed(spans))
 
     def sampling_weights(self, index: int) -> Weights:
         """The weights that sampled output token `index`."""
@@ -303,8 +304,8 @@ class Replay:
         self.running: OrderedDict[str, Request] = OrderedDict()
         self.waiting: OrderedDict[str, Request] = OrderedDict()
         self.blocked: OrderedDict[str, Request] = OrderedDict()
-        self.ending: dict[str, Request] = {}
-        """Finished requests whose finish reason was not delivered yet."""
+        self.ending: dict[Request, None] = {}
+        """Finished requests whose finish reason was not delivered yet; their ids may be in use again."""
         self.blocks = Blocks(0, 1)
         self.flights: dict[int, Flight] = {}
         """Steps launched and not landed."""
@@ -507,7 +508,7 @@ class Replay:
         request.status = "finished"
         if request.finished is None:
             request.finished, request.ended = event, seq
-            self.ending[request.id] = request
+            self.ending[request] = None
 
     def _delivered(self, seq: int, event: Delivered) -> None:
         requests = self.requests
@@ -516,7 +517,7 @@ class Replay:
                 request.delivered += tokens
                 if reason is not None:
                     request.end_delivered = seq
-                    self.ending.pop(id, None)
+                    self.ending.pop(request, None)
 
     # Steps.
 

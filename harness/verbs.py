@@ -22,7 +22,7 @@ from harness.execute import Listener
 from harness.log import read_log
 from harness.runs import REPORT, SCENARIO, RunFolder
 from harness.scenario import EngineShape, Scenario, dump, load_scenario
-from harness.tokenizer import ByteTokenizer, Tokenizer, tokenizer_of
+from harness.tokenizer import Tokenizer, tokenizer_of
 from harness.trial import EXIT_CODES, Status, Trial, review, run_trial, worst
 from reports.text import Origin, render, render_state, summary_row
 
@@ -148,10 +148,10 @@ def _scenario_of(path: Path) -> Scenario | None:
     return load_scenario(file) if file.is_file() else None
 
 
-def _tokenizer(opened: Opened) -> Tokenizer:
-    """What turns this log's tokens into text: symbolic tokens are none, and a checkpoint may be elsewhere."""
+def _tokenizer(opened: Opened) -> Tokenizer | None:
+    """What turns this log's tokens into text: symbolic tokens are none, and the checkpoint may be on another machine."""
     folder = find(opened.engine["checkpoint"]) if opened.backend != "sim" else None
-    return ByteTokenizer() if folder is None else tokenizer_of(folder)
+    return None if folder is None else tokenizer_of(folder)
 
 
 def _again(*words: object) -> str:

@@ -22,8 +22,8 @@ def commit() -> str | None:
         return None
     try:
         described = subprocess.run(
-            ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--exclude=*"], capture_output=True, text=True, timeout=5, check=True
+            ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--exclude=*"], capture_output=True, timeout=5, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return described.stdout.strip()
+    return described.stdout.decode().strip()

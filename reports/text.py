@@ -31,8 +31,8 @@ class Origin(NamedTuple):
     command: str
 
 
-def render(trial: Trial, tokenizer: Tokenizer, origin: Origin) -> str:
-    """The whole report."""
+def render(trial: Trial, tokenizer: Tokenizer | None, origin: Origin) -> str:
+    """The whole report. Without a tokenizer, tokens are shown as numbers."""
     lines = [header(trial.opened), _what_ran(trial), ""]
     for judgement in trial.verdict.judgements:
         lines += _judgement(judgement, trial, origin)
@@ -77,12 +77,14 @@ def render_state(state: EngineState, seq: int) -> str:
 
 
 def _queue(name: str, requests: Sequence[RequestState]) -> list[str]:
-    rows = [
-        f"{r.id} {r.status}{' parked' if r.parked else ''}: {r.num_prompt_tokens}+{len(r.output)} tokens, {r.num_computed_tokens} computed, "
-        f"{r.num_preemptions} preemptions, blocks {list(r.blocks)}"
-        for r in requests
-    ]
-    return [f"  {name if i == 0 else '':<9} {row}" for i, row in enumerate(rows or ["-"])]
+    rows = [_request_row(request) for request in requests] or ["-"]
+    return [f"  {name if index == 0 else '':<9} {row}" for index, row in enumerate(rows)]
+
+
+def _request_row(request: RequestState) -> str:
+    tokens = f"{request.num_prompt_tokens}+{len(request.output)} tokens, {request.num_computed_tokens} computed"
+    parked = " parked" if request.parked else ""
+    return f"{request.id} {request.status}{parked}: {tokens}, {request.num_preemptions} preemptions, blocks {list(request.blocks)}"
 
 
 def _what_ran(trial: Trial) -> str:
@@ -100,31 +102,25 @@ def _judgement(judgement: Judgement, trial: Trial, origin: Origin) -> list[str]:
     if judgement.status != "violated":
         return [line + (f": {judgement.reason}" if judgement.reason else "")]
     more = f" ({judgement.more} more not shown)" if judgement.more else ""
-    blocks = [f"{line}, {judgement.reason}{more}"]
-    for violation in judgement.violations:
-        blocks += _violation(violation, trial, origin)
-    return blocks
+    first, *others = judgement.violations
+    also = [_cut(f"{'':<{MARGIN}}also      event {other.seq}: {other.sentence}") for other in others]
+    return [f"{line}: {judgement.reason}{more}", *_violation(first, trial, origin), *also]
 
 
 def _violation(violation: Violation, trial: Trial, origin: Origin) -> list[str]:
-    """Under 25 lines: what, expected, got, why, the timeline around it, and how to see it again."""
+    """Under 25 lines: what, expected, got, why, the timeline around it, and the command that shows it again."""
     indent = f"{'':<{MARGIN}}"
     lines = _wrapped(f"{indent}event {violation.seq}: ", violation.sentence)
     lines += _wrapped(f"{indent}expected  ", violation.expected, most=3) + _wrapped(f"{indent}got       ", violation.got, most=3)
     for index, cause in enumerate(violation.cause[-4:]):
-        lines.append(f"{indent}{'because' if index == 0 else '':<9} event {cause.seq}: {cause.what}"[:WIDTH])
+        lines.append(_cut(f"{indent}{'because' if index == 0 else '':<9} event {cause.seq}: {cause.what}"))
     return [*lines, *_timeline(trial.entries, violation.seq, indent), f"{indent}again     {origin.command}"]
 
 
 def _timeline(entries: Sequence[Entry], seq: int, indent: str) -> list[str]:
     """At most ten rows around an event, which is marked."""
     around = entries[max(0, seq - TIMELINE_BEFORE) : seq + TIMELINE_AFTER + 1]
-    return [_row(entry, seq, indent) for entry in around]
-
-
-def _row(entry: Entry, seq: int, indent: str) -> str:
-    row = f"{indent}{'>' if entry.seq == seq else ' '}{timeline_row(entry)}"
-    return row if len(row) <= WIDTH else row[: WIDTH - 3] + "..."
+    return [_cut(f"{indent}{'>' if entry.seq == seq else ' '}{timeline_row(entry)}") for entry in around]
 
 
 def _explanation(explanation: Explanation, trial: Trial, origin: Origin) -> list[str]:
@@ -140,7 +136,7 @@ def _explanation(explanation: Explanation, trial: Trial, origin: Origin) -> list
     return [*lines, *_timeline(trial.entries, mismatch.seq, indent), f"{indent}again     {origin.command}"]
 
 
-def _requests(trial: Trial, tokenizer: Tokenizer) -> list[str]:
+def _requests(trial: Trial, tokenizer: Tokenizer | None) -> list[str]:
     """Requests whose output two weight versions share first: their text split at the boundary."""
     requests = sorted(trial.replay.requests.values(), key=lambda request: -len(request.spans()))
     lines = [""] if requests else []
@@ -152,15 +148,15 @@ def _requests(trial: Trial, tokenizer: Tokenizer) -> list[str]:
     return lines
 
 
-def _request(request: Request, text: str | None, tokenizer: Tokenizer) -> Iterator[str]:
+def _request(request: Request, text: str | None, tokenizer: Tokenizer | None) -> Iterator[str]:
     reason = f"{request.finished.reason} after" if request.finished else f"{request.status} with"
     lives = f", {request.lives} lives" if request.lives > 1 else ""
     yield f"{request.id:<{MARGIN}}{reason} {len(request.output)} tokens{lives}"
-    prompt = text if text is not None else tokenizer.decode(tuple(request.prompt or ()))
-    yield from _wrapped(f"{'  prompt':<{MARGIN}}", _quoted(prompt), most=3)
+    prompt = _quoted(text) if text is not None else _shown(request.prompt or (), tokenizer)
+    yield from _wrapped(f"{'  prompt':<{MARGIN}}", prompt, most=3)
     for version, start, end in request.spans():
         label = f"  {version} [{start}:{end}]"
-        yield from _wrapped(f"{label:<{MARGIN}}", _quoted(tokenizer.decode(tuple(request.output[start:end]))), most=3)
+        yield from _wrapped(f"{label:<{MARGIN}}", _shown(request.output[start:end], tokenizer), most=3)
 
 
 def _prompt_texts(entries: Sequence[Entry]) -> dict[str, str]:
@@ -168,20 +164,22 @@ def _prompt_texts(entries: Sequence[Entry]) -> dict[str, str]:
     return {submit["id"]: submit["prompt"]["text"] for submit in submits if submit and "text" in submit["prompt"]}
 
 
+def _shown(tokens: Sequence[int], tokenizer: Tokenizer | None) -> str:
+    return " ".join(map(str, tokens)) if tokenizer is None else _quoted(tokenizer.decode(tuple(tokens)))
+
+
 def _quoted(text: str) -> str:
     shown = text if len(text) <= SEGMENT_CHARACTERS else text[:SEGMENT_CHARACTERS] + "..."
     return '"' + shown.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"') + '"'
 
 
+def _cut(line: str) -> str:
+    return line if len(line) <= WIDTH else line[: WIDTH - 3] + "..."
+
+
 def _wrapped(label: str, text: str, *, most: int | None = None) -> list[str]:
     """`label text` over as many lines as it takes, at most `most`, the rest indented under the text."""
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=label + " " * (label[-1] != " "),
-        subsequent_indent=" " * len(label),
-        max_lines=most,
-        placeholder=" ...",
-        break_on_hyphens=False,
-        drop_whitespace=True,
-    ) or [label]
+    first = label if label.endswith(" ") else label + " "
+    wrapper = textwrap.TextWrapper(WIDTH, initial_indent=first, subsequent_indent=" " * len(first), break_on_hyphens=False)
+    wrapper.max_lines, wrapper.placeholder = most, " ..."
+    return wrapper.wrap(text) or [label]

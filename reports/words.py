@@ -36,7 +36,9 @@ def _returned(event: ev.Returned) -> str:
 
 
 def _delivered(event: ev.Delivered) -> str:
-    return _some([f"{o.request}[{o.first}:{o.first + len(o.tokens)}]{' ' + o.finish_reason if o.finish_reason else ''}" for o in event.outputs])
+    return _some(
+        [f"{o.request}[{o.first}:{o.first + len(o.tokens)}]{'=' + o.finish_reason if o.finish_reason else ''}" for o in event.outputs]
+    )
 
 
 def _freed(event: ev.Freed) -> str:

@@ -81,6 +81,6 @@ def make_backend(name: str, *, seed: int = 0) -> Backend:
         try:
             from harness.backends.torch import TorchBackend
         except ModuleNotFoundError as error:
-            raise BackendError(f"engine `torch` needs the package {error.name}: pip install 'caesura-rl[engine]' -c constraints.txt") from error
+            raise BackendError(f"engine `torch` needs the package {error.name}: install caesura-rl with the extra 'engine'") from error
         return TorchBackend()
     raise BackendError(f"unknown engine {name!r}: expected one of {', '.join(ENGINES)}")

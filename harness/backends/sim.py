@@ -9,7 +9,7 @@ from harness.model.symbolic import symbolic_token
 from harness.operations import Operation
 from harness.scenario import EngineShape
 from harness.state import EngineState
-from harness.tokenizer import ByteTokenizer
+from harness.tokenizer import bytes_of
 
 
 class SimBackend:
@@ -20,14 +20,13 @@ class SimBackend:
 
     def __init__(self, *, seed: int = 0) -> None:
         self._seed = seed
-        self._tokenizer = ByteTokenizer()
 
     def start(self, shape: EngineShape) -> EngineInfo:
         self._model = EngineModel(shape, profile=CAESURA)
         return EngineInfo(versions={}, device="none", profile=CAESURA.name, eos_token_ids=())
 
     def tokenize(self, text: str) -> tuple[int, ...]:
-        return self._tokenizer.encode(text)
+        return bytes_of(text)
 
     def apply(self, op: int, operation: Operation) -> list[Event]:
         return self._model.apply(op, operation)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import transformers
@@ -38,7 +38,7 @@ from harness.operations import (
 )
 from harness.scenario import EngineShape
 from harness.state import EngineState, RequestState, Status
-from harness.tokenizer import tokenizer_of
+from harness.tokenizer import bytes_of, tokenizer_of
 
 NamedTensor = tuple[str, torch.Tensor]
 Answer = dict[str, Any]
@@ -66,6 +66,7 @@ class TorchBackend:
         if shape.device == "cuda" and not torch.cuda.is_available():
             raise BackendError("the scenario's engine asks for device cuda, and torch sees none; use --set engine.device=cpu")
         folder = ensure(shape.checkpoint)
+        transformers.utils.logging.disable_progress_bar()
         self._tokenizer = tokenizer_of(folder)
         self._transitions = Transitions()
         fields = shape.model_dump(exclude={"checkpoint"})
@@ -78,11 +79,11 @@ class TorchBackend:
         self._pauses: dict[int, PauseTicket] = {}
         self._parts_of: int | None = None
         device = torch.cuda.get_device_name() if shape.device == "cuda" else "cpu"
-        versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+        versions = {"torch": str(torch.__version__), "transformers": transformers.__version__}
         return EngineInfo(versions=versions, device=device, profile="caesura", eos_token_ids=self._core.eos_token_ids)
 
     def tokenize(self, text: str) -> tuple[int, ...]:
-        return self._tokenizer.encode(text)
+        return self._tokenizer.encode(text) if self._tokenizer else bytes_of(text)
 
     def apply(self, op: int, operation: Operation) -> list[ev.Event]:
         answer: Answer | None = None
@@ -140,7 +141,7 @@ class TorchBackend:
 
     def _deliveries(self) -> Iterator[ev.Event]:
         if outputs := self._core.take_outputs():
-            yield ev.Delivered(outputs=tuple(ev.Output(output.request_id, output.first, output.token_ids, output.finish_reason) for output in outputs))
+            yield ev.Delivered(outputs=tuple(ev.Output(o.request_id, o.first, o.token_ids, o.finish_reason) for o in outputs))
 
     # ---- one method for each operation: (op, operation) -> answer ----
 
@@ -195,7 +196,7 @@ class TorchBackend:
         self._core.update_weight_version(operation.version, allow_unpaused=operation.allow_unpaused)
         return {"weight_version": self._core.weight_version}
 
-    _handlers: dict[type[Operation], Callable[..., Answer | None]] = {
+    _handlers: ClassVar[dict[type[Operation], Callable[..., Answer | None]]] = {
         Submit: _submit,
         Abort: _abort,
         Pause: _pause,
@@ -236,7 +237,13 @@ class Transitions(Observer):
         self._events.append(ev.Preempted(request=request_id, by=by))
 
     def finished(
-        self, request_id: str, *, reason: ev.FinishReason, num_prompt_tokens: int, num_output_tokens: int, spans: Sequence[tuple[str, int, int]]
+        self,
+        request_id: str,
+        *,
+        reason: ev.FinishReason,
+        num_prompt_tokens: int,
+        num_output_tokens: int,
+        spans: Sequence[tuple[str, int, int]],
     ) -> None:
         counts = {"prompt_tokens": num_prompt_tokens, "output_tokens": num_output_tokens}
         self._events.append(ev.Finished(request=request_id, reason=reason, **counts, spans=tuple(ev.VersionSpan(*span) for span in spans)))

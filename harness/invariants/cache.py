@@ -284,7 +284,7 @@ class BlockLifetime(_BlockInvariant):
             if last >= len(table):
                 self._no_block(seq, event, request, max(first, len(table) * size))
                 continue
-            for index in range(first // size, last + 1):
+            for index in range(max(first, 0) // size, last + 1):
                 block = table[index]
                 if owners.get(block) is not request:
                     self._wrong_writer(seq, event, request, block)
@@ -336,7 +336,7 @@ class BlockLifetime(_BlockInvariant):
 
     def _unwritten(self, seq: int, request: Request, position: int, what: str) -> None:
         index = position // self.replay.blocks.size
-        block = f"block {request.blocks[index]}" if index < len(request.blocks) else "no block"
+        block = f"block {request.blocks[index]}" if 0 <= index < len(request.blocks) else "no block"
         self.violated(
             seq,
             f"{what}, and no launched step wrote the KV before it",

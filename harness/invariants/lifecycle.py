@@ -80,9 +80,11 @@ class OneEnding(Invariant):
             )
 
     def at_end(self, seq: int, closed: Closed) -> None:
+        if closed.why == "interrupted":
+            return
         replay = self.replay
-        idle = replay.pause_mode is None and not replay.out_of_service
-        live = list(replay.live()) if closed.why == "drained" or (idle and closed.why in ("paused", "out-of-service")) else []
+        running = replay.stopped_since == NEVER and not replay.out_of_service
+        live = [request for request in replay.live() if closed.why == "drained" or (running and not request.parked)]
         for request in live:
             self.violated(
                 seq,
@@ -91,7 +93,7 @@ class OneEnding(Invariant):
                 got=f"{request.status}{', parked' if request.parked else ''}, with {len(request.output)} tokens",
                 cause=[(request.accepted, f"{request.id} accepted")],
             )
-        if idle and closed.why == "drained" and replay.blocked:
+        if running and replay.pause_mode is None and replay.blocked:
             self.violated(
                 seq,
                 "blocked requests were left in front of a running engine",

@@ -94,7 +94,7 @@ class QuietAfterPause(Invariant):
                 got=f"steps {listed(replay.flights)} in flight",
                 cause=[*cause, *((flight.launched, f"launched step {flight.step}") for flight in replay.flights.values())],
             )
-        if lost := [r.id for r in [*replay.live(), *replay.ending.values()] if len(r.delivered) < len(r.output)]:
+        if lost := [r.id for r in [*replay.live(), *replay.ending] if len(r.delivered) < len(r.output)]:
             self.violated(
                 seq,
                 "the pause took effect before sampled tokens were handed out",
@@ -102,7 +102,7 @@ class QuietAfterPause(Invariant):
                 got=f"tokens of {listed(lost)} undelivered",
                 cause=cause,
             )
-        if untold := list(replay.ending.values()):
+        if untold := list(replay.ending):
             self.violated(
                 seq,
                 "the pause took effect before finished requests were handed out",
@@ -248,7 +248,7 @@ class ModeFidelity(Invariant):
             self._unasked_clear(seq, "the cache was cleared")
 
     def _clear_asked(self) -> bool:
-        """By a pending pause, or by a reset: out of a pause nobody else can be told from one that did."""
+        """By a pending pause or by a reset; while nothing is paused, there is no pause to be unfaithful to."""
         if not self._standing or any(asked.clear_cache for asked in self._open.values()):
             return True
         return any(isinstance(call.operation, ResetPrefixCache) and call.received != NEVER for call in self.replay.calls.values())

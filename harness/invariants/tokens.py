@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.events import Closed, Delivered, Finished, Landed, Output
+from harness.events import Closed, Delivered, Finished, Landed, Launched, Output
 from harness.invariants.invariant import Invariant, invariant, listed
 from harness.replay import NEVER, Flight, Request
 
@@ -10,6 +10,16 @@ from harness.replay import NEVER, Flight, Request
 @invariant("token-conservation", level=1)
 class TokenConservation(Invariant):
     """Tokens delivered to the client are the sampled sequence: none lost, doubled or shifted, across pause, preemption and resume."""
+
+    def before_launched(self, seq: int, event: Launched) -> None:
+        if (flight := self.replay.flights.get(event.step)) is not None:
+            self.violated(
+                seq,
+                f"step {event.step} was launched twice",
+                expected="landed before another of its number",
+                got="two in flight, of which one's tokens are lost",
+                cause=[(flight.launched, f"launched step {event.step}")],
+            )
 
     def before_landed(self, seq: int, event: Landed) -> None:
         """Every row that reached its request's last token samples one, in scheduling order; a partial prefill samples none."""
@@ -120,7 +130,7 @@ class TokenConservation(Invariant):
     def at_end(self, seq: int, closed: Closed) -> None:
         if closed.why == "interrupted":
             return
-        for request in self.replay.ending.values():
+        for request in self.replay.ending:
             self.violated(
                 seq,
                 f"{request.id} finished and its client was never told",
@@ -128,9 +138,16 @@ class TokenConservation(Invariant):
                 got="no `delivered` with a finish reason",
                 cause=[(request.ended, f"{request.id} finished")],
             )
-        in_flight = {row.request for flight in self.replay.flights.values() for row in flight.batch}
+        for flight in self.replay.flights.values():
+            self.violated(
+                seq,
+                f"step {flight.step} never landed",
+                expected=f"tokens for {listed(flight.samplers)}",
+                got="no `landed`",
+                cause=[(flight.launched, f"launched step {flight.step}")],
+            )
         for request in self.replay.live():
-            if request.id not in in_flight and len(request.delivered) < len(request.output):
+            if len(request.delivered) < len(request.output):
                 self.violated(
                     seq,
                     f"{request.id} has tokens that never reached its client",

@@ -10,8 +10,9 @@ Pause is two-phase. A rank that takes up a pause is *pending* and steps on (an i
 the all-reduce finds all ranks pending, all stop together and are deaf to wave starts until the resume,
 which is a barrier. Two rules here are needed and easily missed; without either the explorer finds a hang:
 
-- ranks agree to pause only if they have taken up equally many control calls, for a rank may have gone
-  through pause, resume and pause again while another is still at the first;
+- ranks agree to stop, for a pause or for want of work, only if they have taken up equally many control
+  calls: a rank may have gone through pause and resume, or pause and pause again, while another has yet to
+  take up the first pause, which will make it step and need the others;
 - a resume begins a new wave, for a start sent during the pause may reach one rank before the resume (and
   be ignored) and another after it.
 
@@ -50,7 +51,7 @@ class Protocol:
     resume_asks_running: bool = False
     """K38: resume enters the barrier if this rank is not stepping, rather than if it is paused (vllm #55229)."""
     agrees_across_calls: bool = False
-    """Ranks agree to pause though they have not taken up the same control calls."""
+    """Ranks agree to stop though they have not taken up the same control calls."""
     resume_keeps_wave: bool = False
     """Resume does not begin a new wave, so that starts sent during the pause remain valid."""
     resume_forgets_parked: bool = False
@@ -236,15 +237,16 @@ class DataParallel:
 
     def _all_reduce(self, state: State) -> State:
         ranks = state.ranks
-        if any(rank.live for rank in ranks):
+        same_calls = self.protocol.agrees_across_calls or len({rank.taken for rank in ranks}) == 1
+        if not same_calls or any(rank.live for rank in ranks):
             return state
-        if any(rank.pause == "pending" for rank in ranks):
-            same_calls = self.protocol.agrees_across_calls or len({rank.taken for rank in ranks}) == 1
-            if not same_calls or any(rank.pause != "pending" for rank in ranks):
-                return state
+        pending = [rank.pause == "pending" for rank in ranks]
+        if any(pending) and not all(pending):
+            return state
+        if all(pending):
             for caller in [caller for rank in ranks for caller in rank.joined]:
                 state = _answer(state, caller)
-            ranks = tuple(rank._replace(pause="effective", joined=()) for rank in ranks)
+            ranks = tuple(rank._replace(pause="effective", joined=()) for rank in state.ranks)
         state = _next_wave(state._replace(ranks=tuple(rank._replace(running=False) for rank in ranks)))
         return _tell(state, 0, Report("idle", 0))
 

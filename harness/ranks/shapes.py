@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from harness.errors import BadInput
 from harness.ranks.explorer import Exploration, search
 from harness.ranks.promises import JudgedRanks
 from harness.ranks.protocol import Protocol
@@ -34,18 +35,19 @@ SHAPES = {
         "a weight update in full, resumed twice, while a request arrives",
         (("pause abort", "drain", "weights", "resume", "resume"), (Add(0),)),
     ),
-    "pause-two-requests": Shape(
-        "a weight update, resumed twice, while two ranks are given work",
-        (("pause abort", "weights", "resume", "resume"), (Add(0), Add(1))),
-    ),
+    "pause-two-requests": Shape("a weight update while two ranks are given work", (("pause abort", "weights", "resume"), (Add(0), Add(1)))),
     "pause-and-stay": Shape("a pause that nobody ends, while a request arrives", (("pause abort", "drain"), (Add(0),))),
     "keep-then-wait": Shape(
         "requests frozen across an update, then run to their end under the pause",
-        (("pause keep", "weights", "pause wait", "resume"), (Add(0), Add(1))),
+        (("pause keep", "weights", "pause wait", "resume"), (Add(0),)),
     ),
     "two-controllers": Shape(
         "two callers that pause and resume over each other, while a request arrives",
         (("pause abort", "weights", "resume"), ("pause keep", "weights", "resume"), (Add(0),)),
+    ),
+    "resume-over-pause": Shape(
+        "a resume that may overtake a pending pause, while a request arrives",
+        (("pause abort", "weights", "resume"), ("resume",), (Add(0),)),
     ),
 }
 
@@ -63,15 +65,15 @@ FAULTS = {
 def explore(shape: str, ranks: int, *, faults: Iterable[str] = (), max_states: int = MAX_STATES) -> Exploration:
     """Try every order of events of a shape on 2 to 4 ranks, under the correct protocol or with faults planted.
 
-    Raises ValueError for a shape, a number of ranks or a fault that does not exist, naming those that do.
+    Raises BadInput for a shape, a number of ranks or a fault that does not exist, naming those that do.
     """
     faults = tuple(faults)
     if shape not in SHAPES:
-        raise ValueError(f"no shape {shape!r}; there are {', '.join(SHAPES)}")
+        raise BadInput(f"no shape {shape!r}; there are {', '.join(SHAPES)}")
     if ranks not in RANKS:
-        raise ValueError(f"cannot explore {ranks} ranks; choose {RANKS.start} to {RANKS.stop - 1}")
+        raise BadInput(f"cannot explore {ranks} ranks; choose {RANKS.start} to {RANKS.stop - 1}")
     unknown = [fault for fault in faults if fault not in FAULTS]
     if unknown:
-        raise ValueError(f"no fault {unknown[0]!r}; there are {', '.join(FAULTS)}")
+        raise BadInput(f"no fault {unknown[0]!r}; there are {', '.join(FAULTS)}")
     protocol = Protocol(**{FAULTS[fault]: True for fault in faults})
     return search(JudgedRanks(SHAPES[shape].callers, ranks, protocol), max_states=max_states)

@@ -23,7 +23,8 @@ def move_in_words(system: DataParallel, before: State, move: Move, after: State)
         woke = after.ranks[move.actor].running
         return f"the wave start reaches rank {move.actor}, which {'begins to step' if woke else 'is paused and ignores it'}"
     if move.what == "step":
-        return f"rank {move.actor} enters a {'step' if before.ranks[move.actor].live else 'dummy step'}{_completed(before, after, move.actor)}"
+        step = "step" if before.ranks[move.actor].live else "dummy step"
+        return f"rank {move.actor} enters a {step}{_completed(before, after, move.actor)}"
     return _taken_up(before, after, move.actor)
 
 
@@ -70,7 +71,7 @@ def _taken_up(before: State, after: State, at: int) -> str:
 def _made_of(before: State, after: State, at: int) -> str:
     number = before.ranks[at].taken
     if after.violation and after.violation.invariant == "idempotent-control":
-        return "another branch than a rank before it"
+        return "otherwise than a rank before it"
     branch = after.branches[number]
     return f"{branch}{_completed(before, after, at)}" if branch in ("transfer", "barrier") else branch
 

@@ -27,8 +27,8 @@ Family = Literal["qwen3", "llama"]
 
 UNIT = 15 * 2.0**8
 """Logits per unit of the score. So large that at temperature 1, too, every token but the best has no probability worth
-naming. Fifteen: the lowest score that wins, shares^2 / 4, and its neighbours are then below a power of two, where bfloat16
-is twice as fine as above it."""
+naming. Fifteen: the lowest score that wins, shares^2 / 4, and its neighbours are then just below a power of two, where
+bfloat16 is twice as fine as just above it."""
 
 FEATURE = 2.0**-5
 """The size of bits and fractions in the hidden state. Against an anchor of 4 the fractions' part in the norm, 2^-15, is too
@@ -73,16 +73,17 @@ def make_tracer(
     if dtype not in ("float32", "bfloat16"):
         raise ValueError(f"got the dtype {dtype!r}, expected 'float32' or 'bfloat16'")
     book = CodeBook(dtype=dtype, versions=versions, shares=shares, period=period)
+    tokenizer_config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": book.context, "unk_token": book.name(0)}
     texts = {
-        "config.json": _config(book, family),
-        "tokenizer.json": _tokenizer(book),
-        "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": book.context, "unk_token": book.name(0)},
+        "config.json": json.dumps(_config(book, family), indent=2),
+        "tokenizer.json": json.dumps(_tokenizer(book)),
+        "tokenizer_config.json": json.dumps(tokenizer_config, indent=2),
     }
     for version in range(versions):
         folder = Path(out) / f"v{version + 1}"
         folder.mkdir(parents=True, exist_ok=True)
-        for name, content in texts.items():
-            (folder / name).write_text(json.dumps(content, indent=None if name == "tokenizer.json" else 2) + "\n")
+        for name, text in texts.items():
+            (folder / name).write_text(text + "\n", encoding="utf-8")
         save_file(_weights(book, family, version), folder / "model.safetensors", metadata={"format": "pt"})
         write_file(folder, book, f"v{version + 1}")
     return book

@@ -149,8 +149,9 @@ class CodeBook(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def __post_init__(self) -> None:
         if not 2 <= self.versions <= 64:
             raise ValueError(f"a tracer has 2 to 64 versions, got {self.versions}")
-        if not (_is_power_of_two(self.shares) and 4 <= self.shares <= 32):
-            raise ValueError(f"shares must be 4, 8, 16 or 32 (their thresholds are exact then), got {self.shares}")
+        finest = {"float32": 32, "bfloat16": 16}[self.dtype]
+        if not (_is_power_of_two(self.shares) and 8 <= self.shares <= finest):
+            raise ValueError(f"shares must be 8, 16 or, in float32 alone, 32; got {self.shares} in {self.dtype}")
         if not (_is_power_of_two(self.period) and 16 <= self.period <= 65536):
             raise ValueError(f"the period must be a power of two from 16 to 65536 (a bit of the embedding each), got {self.period}")
         if not 1 <= self.colours <= 256:
@@ -173,7 +174,10 @@ class CodeBook(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def thresholds(self) -> tuple[float, ...]:
-        """The shares between neighbouring levels, `levels - 1` of them: half an entry, odd multiples of half a share, one less half an entry."""
+        """The shares between neighbouring levels, `levels - 1` of them.
+
+        Half an entry of the longest context; the odd multiples of half a share; one less half an entry.
+        """
         entry = 0.5 / self.context
         return (entry, *((2 * i + 1) / (2 * self.shares) for i in range(self.shares)), 1 - entry)
 
@@ -182,10 +186,11 @@ class CodeBook(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """How far beyond a threshold a share may lie and still decode to the level before it; for none and all it is 0.
 
         float32: less than the distance, 1 / (2 shares context), of the nearest share that is not on a threshold itself, so
-        exact. bfloat16: logits of up to shares^2 / 4 have an error of 2^-9 of it, two of them are compared, and a share's
-        change moves their difference by 2 shares times as much; 2^-10 more is for the two fractions as attention returns them.
+        exact. bfloat16: two logits may round to the same number if they differ by one unit in the last place, 1/240 of
+        the lowest score that wins, shares^2 / 4 (checkpoint.UNIT), and a share's change moves their difference by
+        2 shares times as much. 2^-8 more is for a unit in the last place in each of the two fractions that attention returns.
         """
-        return 2.0**-20 if self.dtype == "float32" else self.shares * 2.0**-11 + 2.0**-10
+        return 2.0**-20 if self.dtype == "float32" else self.shares / 1920 + 2.0**-8
 
     def version(self, token: int) -> str:
         """The version whose head emits `token`: `v1`, ..., or UNTRACED for a prompt token."""
@@ -222,7 +227,9 @@ class CodeBook(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def _known(self, token: int) -> int:
         if not 0 <= token < self.vocabulary:
-            raise ValueError(f"token {token} is outside this tracer's vocabulary of {self.vocabulary}: decode with the folder that served it")
+            raise ValueError(
+                f"got token {token}, expected one of this tracer's vocabulary of {self.vocabulary}: decode with the folder that was served"
+            )
         return token
 
 
@@ -293,7 +300,8 @@ class Decoder:
         try:
             return tuple(self._ids[word] for word in text.split())
         except KeyError as error:
-            raise ValueError(f"got {error} in a tracer's text, expected names such as {self.code_book.name(self.code_book.prompt_tokens)!r}") from None
+            example = self.code_book.name(self.code_book.prompt_tokens)
+            raise ValueError(f"got {error} in a text, expected what this tracer's tokenizer spells, {example!r} for example") from None
 
     @cached_property
     def _ids(self) -> dict[str, int]:

@@ -352,21 +352,19 @@ scenarios = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(scenario=scenarios)
 def test_what_is_written_is_read_back_equal_and_satisfies_the_published_schema(tmp_path_factory, scenario):
     path = tmp_path_factory.getbasetemp() / "written.yaml"
     written = dump(scenario)
     path.write_text(written, encoding="utf-8", newline="")
     assert load_scenario(path) == scenario
-    assert (
-        written.count("\n  - ") == len(scenario.timeline) == len(written.partition("timeline:\n")[2].partition("expect:")[0].splitlines())
-    )
+    assert written.count("\n  - ") == len(scenario.timeline)
     EDITOR.validate(yaml.safe_load(written))
 
 
 @pytest.mark.parametrize("text", ["a\nb", "a\r", "\u0085b", "ü\u0085", "a\u2028b", "\x0b", "\t", " ", "yes", "1e3", "#", "ü \U0001f30a"])
-def test_text_with_line_breaks_is_written_on_one_line_and_read_back(load, text):
+def test_text_of_every_kind_is_written_on_one_line_and_read_back(load, text):
     scenario = Scenario.from_operations(EngineShape(), [Submit(id="r1", prompt=Prompt(text=text))], name=text)
     assert load(dump(scenario)) == scenario
     assert len(dump(scenario).splitlines()) == 4

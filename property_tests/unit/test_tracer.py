@@ -1,6 +1,6 @@
 """Tracer tokens against the truth: plain transformers, a KV cache, and weights that are swapped under it.
 
-Run as a script, this module measures the table of docs/tracer.md: `python property_tests/unit/test_tracer.py`.
+Run as a script, this module measures the table of docs/tracer.md: `PYTHONPATH=. python property_tests/unit/test_tracer.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,6 +64,15 @@ def _load(folder: Path, attention: str) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto", attn_implementation=attention).eval()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """A model of one layer and 32 dimensions only waits for further threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module", params=list(product(FAMILIES, DTYPES)), ids="-".join)
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     family, dtype = request.param
@@ -90,21 +99,21 @@ def chain(decoder: Decoder, prompt: Sequence[int], versions: Sequence[int]) -> l
 # With a model
 
 
-@pytest.mark.parametrize("versions", [("v1", "v2"), ("v1", "v2", "v3"), ("v1", "v2", "v1")])
-def test_share_of_each_token_holds_the_truth_when_weights_change_over_a_kept_cache(engine: Engine, versions: tuple[str, ...]) -> None:
+def test_share_of_each_token_holds_the_truth_when_weights_change_over_a_kept_cache(engine: Engine) -> None:
     engine.clear()
+    versions = ("v1", "v2", "v3", "v2")
     prompt = engine.decoder.prompt(21, seed=5)
     output: list[int] = []
     shares: list[float] = []
     for version in versions:
         engine.load(version)
-        more = engine.generate(output[-1:] or prompt, 30)
+        more = engine.generate(output[-1:] or prompt, 15)
         output, shares = output + more[0], shares + more[1]
     trace = engine.decoder.decode(prompt, output)
-    assert trace.spans == tuple((version, 30 * i, 30 * i + 30) for i, version in enumerate(versions))
+    assert trace.spans == tuple((version, 15 * i, 15 * i + 15) for i, version in enumerate(versions))
     assert trace.breaks == ()
     assert all(share and share.holds(true) for share, true in zip(trace.shares, shares, strict=True))
-    assert trace.stale == tuple(range(30, 30 * len(versions)))
+    assert trace.stale == tuple(range(15, 15 * len(versions)))
 
 
 def test_share_stays_zero_when_new_weights_recompute_the_context_in_chunks(engine: Engine) -> None:
@@ -233,15 +242,19 @@ def sweep(out: Path, *, attention: str, lengths: Sequence[int], samples: int) ->
         counts = _stale_counts(book, length, samples)
         for first in range(0, len(counts), 16):
             batch = counts[first : first + 16]
-            kv = [torch.cat([torch.cat([entries["v1"][i][:, :, :k], entries["v2"][i][:, :, k : length - 1]], 2) for k in batch]) for i in (0, 1)]
             cache = transformers.DynamicCache()
-            cache.update(*kv, 0)
+            cache.update(*(_mixed(old, new, batch, length - 1) for old, new in zip(*entries.values(), strict=True)), 0)
             with torch.inference_mode():
                 last = torch.full((len(batch), 1), prompt[0][length - 1])
                 tokens = model(last, past_key_values=cache).logits[:, -1].argmax(-1).tolist()
             for stale, token in zip(batch, tokens, strict=True):
                 swept = _judge(swept, book, token, stale=stale, length=length, position=prompt[0][length - 1] + 1)
     return swept
+
+
+def _mixed(old: Any, new: Any, counts: Sequence[int], length: int) -> Any:
+    """[len(counts), heads, length, dim]: for each count that many old entries, then new ones."""
+    return torch.cat([torch.cat([old[:, :, :count], new[:, :, count:length]], 2) for count in counts])
 
 
 def _stale_counts(book: CodeBook, length: int, samples: int) -> list[int]:
@@ -276,7 +289,7 @@ def test_shares_decode_as_finely_as_the_code_book_says(engine: Engine) -> None:
     book = engine.decoder.code_book
     attention = {"qwen3": "sdpa", "llama": "eager"}[engine.model.config.model_type]
     swept = sweep(engine.out, attention=attention, lengths=(1, 2, 7, 16, 33, 73, 257, 1024), samples=20)
-    assert swept.pairs > 250
+    assert swept.pairs >= 250
     assert swept.wrong_version_or_position == swept.wrong_zero == swept.wrong_exact_shares == 0
     assert swept.beyond <= book.margin, swept
     assert book.dtype == "bfloat16" or swept.off_by_one == 0
@@ -302,9 +315,8 @@ def test_doubled_tokens_are_reported_with_their_number(decoder: Decoder) -> None
 
 def test_a_token_behind_all_output_is_shifted_not_doubled(decoder: Decoder) -> None:
     prompt = decoder.prompt(5)
-    assert decoder.decode(prompt, chain(decoder, prompt[:-1], [1] * 4)).breaks[0] == Break(
-        0, "shifted", *((decoder.code_book.position(prompt[-1]) + i) % 256 for i in (1, 0)), 1
-    )
+    last = decoder.code_book.position(prompt[-1])
+    assert decoder.decode(prompt, chain(decoder, prompt[:-1], [1] * 4)).breaks == (Break(0, "shifted", (last + 1) % 256, last, 1),)
 
 
 def test_a_prompt_token_among_the_output_is_foreign(decoder: Decoder) -> None:
@@ -322,15 +334,15 @@ def test_wrong_labels_are_reported_with_the_true_version(decoder: Decoder) -> No
     assert trace.mislabelled([("default", 0, 4), ("v2", 4, 10)], names) == ()
     assert trace.mislabelled([("default", 0, 5), ("v2", 5, 10)], names) == (Mislabel(4, 5, "default", "v2"),)
     assert trace.mislabelled([("v2", 4, 9)]) == (Mislabel(0, 4, None, "v1"), Mislabel(9, 10, None, "v2"))
-    assert trace.mislabelled(trace.spans + (("v2", 10, 11),)) == (Mislabel(10, 11, "v2", None),)
-    assert trace.mislabelled(trace.spans + (("v2", 8, 10),)) == (Mislabel(8, 10, "v2", "v2"),)
+    assert trace.mislabelled((*trace.spans, ("v2", 10, 11))) == (Mislabel(10, 11, "v2", None),)
+    assert trace.mislabelled((*trace.spans, ("v2", 8, 10))) == (Mislabel(8, 10, "v2", "v2"),)
 
 
 def test_prompts_of_one_seed_share_their_beginning_and_continue_what_they_follow(decoder: Decoder) -> None:
     short, long = decoder.prompt(10, seed=3), decoder.prompt(300, seed=3)
     assert long[:10] == short != decoder.prompt(10, seed=4)
     positions = [decoder.code_book.position(token) for token in (*long, *decoder.prompt(10, after=long))]
-    assert all((here + 1) % 256 == there for here, there in zip(positions, positions[1:], strict=False))
+    assert all((here + 1) % 256 == there for here, there in pairwise(positions))
 
 
 def test_every_token_has_a_name_of_its_own() -> None:
@@ -342,15 +354,22 @@ def test_every_token_has_a_name_of_its_own() -> None:
 
 @pytest.mark.parametrize(
     ("numbers", "said"),
-    [({"versions": 1}, "versions"), ({"shares": 12}, "shares"), ({"period": 100}, "period"), ({"colours": 0}, "colours"), ({"context": 16}, "context")],
+    [
+        ({"versions": 1}, "2 to 64 versions, got 1"),
+        ({"shares": 12}, "shares must be .* got 12"),
+        ({"shares": 32, "dtype": "bfloat16"}, "got 32 in bfloat16"),
+        ({"period": 100}, "the period must be .* got 100"),
+        ({"colours": 0}, "1 to 256 colours .* got 0"),
+        ({"context": 16}, "the context must be .* got 16"),
+    ],
 )
-def test_a_code_book_refuses_what_no_checkpoint_can_hold(numbers: dict[str, int], said: str) -> None:
+def test_a_code_book_refuses_what_no_checkpoint_can_hold(numbers: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        CodeBook(**numbers)  # pyright: ignore[reportArgumentType]
+        CodeBook(**numbers)
 
 
 def test_tokens_of_another_vocabulary_are_refused(decoder: Decoder) -> None:
-    with pytest.raises(ValueError, match="outside this tracer's vocabulary"):
+    with pytest.raises(ValueError, match="expected one of this tracer's vocabulary"):
         decoder.decode([1], [decoder.code_book.vocabulary])
     with pytest.raises(ValueError, match="empty prompt"):
         decoder.decode([], [1])
@@ -391,14 +410,15 @@ def test_decoding_needs_no_torch() -> None:
 
 LENGTHS = (*range(1, 65), 100, 129, 256, 257, 500, 512, 1000, 1024, 2048, 3000, 4095, 4096)
 MEASURED = [
-    *product(("qwen3",), DTYPES, (8, 16, 32), ("sdpa",)),
+    *product(("qwen3",), DTYPES, (8, 16), ("sdpa",)),
+    ("qwen3", "float32", 32, "sdpa"),
     *product(("qwen3",), DTYPES, (16,), ("eager",)),
     *product(("llama",), DTYPES, (16,), ("sdpa",)),
 ]
 
 
 def _table() -> Iterator[str]:
-    yield "| family | dtype | shares | attention | pairs | version or position | zero or not | whole shares | off by one | furthest beyond | margin |"
+    yield "| family | dtype | shares | attention | pairs | place | zero | whole shares | off by one | beyond | margin |"
     yield "|---|---|---|---|---|---|---|---|---|---|---|"
     for family, dtype, shares, attention in MEASURED:
         with tempfile.TemporaryDirectory() as folder:
@@ -406,11 +426,13 @@ def _table() -> Iterator[str]:
             swept = sweep(Path(folder), attention=attention, lengths=LENGTHS, samples=32)
         yield (
             f"| {family} | {dtype} | {shares} | {attention} | {swept.pairs} | {swept.wrong_version_or_position} | {swept.wrong_zero}"
-            f" | {swept.wrong_exact_shares} of {swept.exact_shares} | {swept.off_by_one / swept.pairs:.1%} | {swept.beyond:.5f} | {book.margin:.5f} |"
+            f" | {swept.wrong_exact_shares} of {swept.exact_shares} | {swept.off_by_one / swept.pairs:.1%}"
+            f" | {swept.beyond:.4f} | {book.margin:.4f} |"
         )
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
     for row in _table():
         print(row, flush=True)

@@ -291,7 +291,7 @@ def test_a_bad_tensor_in_a_later_part_counts_what_earlier_parts_wrote(paused, ne
     assert failure.value.wrote and paused.is_out_of_service
 
 
-def test_only_a_full_update_ends_being_out_of_service(paused, new, drain, make_engine, checkpoint):
+def test_only_a_full_update_ends_being_out_of_service(paused, new):
     fail_half_way(paused, new)
     pairs = list(new.items())
     paused.start_weight_update()

@@ -44,7 +44,10 @@ def test_a_client_log_shows_too_little():
 
 def test_a_schedule_log_says_nothing_of_blocks():
     judgements = judge(Timeline(level=1).close().entries)
-    assert sorted(judgement.invariant for judgement in judgements if judgement.status == "not-checkable") == ["block-lifetime", "cache-epoch"]
+    assert sorted(judgement.invariant for judgement in judgements if judgement.status == "not-checkable") == [
+        "block-lifetime",
+        "cache-epoch",
+    ]
     assert {judgement.status for judgement in judgements} == {"holds", "not-checkable"}
 
 

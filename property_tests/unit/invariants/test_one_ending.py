@@ -51,6 +51,15 @@ def test_an_engine_that_only_says_it_is_paused_must_end_them():
     assert running().pause("keep").effective("keep").resume().close("paused").violation(ID).expected == "an end: the run closed as paused"
 
 
+def test_a_stalled_run_leaves_requests_hanging():
+    assert running().close("stalled").violation(ID).expected == "an end: the run closed as stalled"
+
+
+def test_a_wait_that_stops_before_its_requests_end_leaves_them_hanging():
+    log = running().pause("wait").submit("r2", [30], parked=True).close("paused")
+    assert log.violation(ID).sentence == "r1 was accepted and never ended"
+
+
 def test_an_interrupted_run_may_leave_requests_live():
     assert running().close("interrupted").holds(ID)
 

@@ -88,6 +88,11 @@ def test_an_end_that_never_reached_its_client():
     assert [(cause.seq, cause.what) for cause in violation.cause] == [(log.last(Finished), "r1 finished")]
 
 
+def test_an_id_used_again_does_not_hide_an_end_that_was_lost():
+    log = two_tokens().finish("r1", "abort", head=(0,)).submit("r1", [20]).abort("r1").close()
+    assert log.violation(ID).sentence == "r1 finished and its client was never told"
+
+
 def test_an_end_that_was_not_delivered_before_an_interruption_is_no_loss():
     assert two_tokens().finish("r1", "abort", head=(0,)).close("interrupted").holds(ID)
 
@@ -144,6 +149,21 @@ def test_a_step_samples_once():
 def test_a_token_in_flight_of_an_aborted_request_is_no_loss():
     log = two_tokens().launch(("r1", 4, 1)).abort("r1", head={"r1": (0,)}).land()
     assert log.close().holds(ID)
+
+
+def test_a_step_that_never_lands():
+    log = two_tokens().launch(("r1", 4, 1)).close("paused")
+    assert said(log.violation(ID)) == ("step 3 never landed", "tokens for [r1]", "no `landed`")
+
+
+def test_a_step_is_launched_once():
+    log = two_tokens().launch(("r1", 4, 1))
+    log.add(log.entries[-1].event)
+    assert said(log.violation(ID)) == (
+        "step 3 was launched twice",
+        "landed before another of its number",
+        "two in flight, of which one's tokens are lost",
+    )
 
 
 def test_a_step_that_was_never_launched():

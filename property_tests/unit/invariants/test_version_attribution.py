@@ -72,7 +72,7 @@ def test_no_token_out_of_service():
         "no token before a commit",
         "tokens of epoch 2 for [r1]",
     )
-    assert [(cause.seq, cause.what) for cause in violation.cause][0] == (failed, "first byte of epoch 2")
+    assert (violation.cause[0].seq, violation.cause[0].what) == (failed, "first byte of epoch 2")
 
 
 def test_no_token_in_the_middle_of_a_session():

@@ -180,6 +180,12 @@ def test_wait_runs_and_admits_what_was_accepted_before_it_and_parks_the_rest(one
     assert one_seat.waiting == ["r3"]
 
 
+def test_while_a_wait_is_pending_the_parked_are_not_admitted_into_free_seats(two_running):
+    two_running.pause("wait")
+    two_running.submit("late", (1,))
+    assert two_running.step()[0] == Launched(step=2, batch=(Scheduled("r1", 5, 1), Scheduled("r2", 5, 1)))
+
+
 def test_wait_with_nothing_live_is_effective_at_once(engine):
     engine = engine()
     assert engine.pause("wait") == [

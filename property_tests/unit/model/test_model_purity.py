@@ -8,8 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import harness.model
 import pytest
+
+import harness.model
 
 MODEL = Path(harness.model.__file__).parent
 SOURCES = sorted(MODEL.glob("*.py"))

@@ -15,9 +15,9 @@ def batches(events):
 
 def test_a_prefill_is_cut_to_the_budget_and_only_its_last_chunk_samples(engine, only):
     engine = engine(max_num_batched_tokens=4)
-    engine.submit("r1", range(10), max_tokens=2)
+    engine.submit("r1", range(9), max_tokens=2)
     events = engine.steps(3)
-    assert batches(events) == [[("r1", 4)], [("r1", 4)], [("r1", 2)]]
+    assert batches(events) == [[("r1", 4)], [("r1", 4)], [("r1", 1)]]
     assert [len(landed.sampled) for landed in only(events, Landed)] == [0, 0, 1]
     assert len(only(events, Delivered)) == 1
 
@@ -82,7 +82,7 @@ def test_under_pressure_the_last_running_one_gives_way_to_the_front_of_waiting(e
         Freed(request="r2", head=(), tail=(3, 2)),
         Allocated(request="r1", blocks=(3,), evicted=(3,)),
         Launched(step=3, batch=(Scheduled("r1", 8, 1),)),
-    ], "none is admitted in a step that preempted, though r3 would fit"
+    ], "none is admitted in a step that preempted"
     assert engine.waiting == ["r2", "r3"]
     assert engine.model.state().waiting[0].num_preemptions == 1
 
@@ -216,7 +216,16 @@ def test_a_hit_leaves_at_least_one_token_to_compute(engine, only):
     assert engine.model.state().digests == ((0,), (1, 2))
 
 
-def test_of_equal_blocks_the_first_published_is_hit_and_eviction_spares_the_others(engine, only):
+def test_of_equal_blocks_the_first_published_is_hit(engine, only):
+    engine = engine()
+    for request in ("r1", "r2"):
+        engine.submit(request, range(4), max_tokens=1)
+    engine.step()
+    engine.submit("r3", range(5))
+    assert only(engine.step(), Hit) == [Hit(request="r3", blocks=(0,))]
+
+
+def test_eviction_takes_one_of_equal_blocks_and_spares_the_others(engine, only):
     engine = engine(num_blocks=5)
     for request in ("r1", "r2"):
         engine.submit(request, range(4), max_tokens=1)
