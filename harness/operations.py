@@ -119,7 +119,7 @@ class Submit(Operation):
     id: Handle
     prompt: Prompt
     max_tokens: int = 16
-    cache_salt: str | None = None
+    cache_salt: str | None = Field(default=None, min_length=1)
     ignore_eos: bool = False
 
 

@@ -74,7 +74,8 @@ def replay(path: Path, *, until: int | None, show_state: bool, as_json: bool) ->
     if as_json:
         _print_json({**_answer(trial, path), **({"state": msgspec.to_builtins(state)} if show_state else {})})
     else:
-        print(render(trial, _tokenizer(trial.opened), Origin(path, _again("replay", path))), end="")
+        again = _again("replay", path, *(["--until", until] if until is not None else []))
+        print(render(trial, _tokenizer(trial.opened), Origin(path, again)), end="")
         if show_state:
             print(render_state(state, log.entries[-1].seq), end="")
     return EXIT_CODES[trial.verdict.status]

@@ -91,7 +91,7 @@ def _what_ran(trial: Trial) -> str:
     steps = sum(isinstance(entry.event, Launched) for entry in trial.entries)
     tokens = sum(len(output.tokens) for entry in trial.entries if isinstance(entry.event, Delivered) for output in entry.event.outputs)
     last = trial.entries[-1].event
-    end = f"ended {last.why}" if isinstance(last, Closed) else "not closed"
+    end = f"ended {last.why}" if isinstance(last, Closed) else "no end was seen, so what must hold at the end was not judged"
     name = trial.scenario.name if trial.scenario else "log"
     return f"{name}: {steps} steps, {tokens} tokens, {len(trial.replay.requests)} requests, {len(trial.entries)} events; {end}"
 
@@ -99,8 +99,10 @@ def _what_ran(trial: Trial) -> str:
 def _judgement(judgement: Judgement, trial: Trial, origin: Origin) -> list[str]:
     status = judgement.status.replace("-", " ")
     line = f"{status:<{MARGIN}}{judgement.invariant}"
-    if judgement.status != "violated":
-        return [line + (f": {judgement.reason}" if judgement.reason else "")]
+    if judgement.status == "holds":
+        return [line]
+    if judgement.status == "not-checkable":
+        return [f"{line}: {judgement.reason}"]
     more = f" ({judgement.more} more not shown)" if judgement.more else ""
     first, *others = judgement.violations
     also = [_cut(f"{'':<{MARGIN}}also      event {other.seq}: {other.sentence}") for other in others]

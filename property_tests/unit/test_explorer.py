@@ -169,7 +169,7 @@ class TestCorrectProtocol:
             "the wave start reaches rank 0, which is paused and ignores it",
             "the wave start reaches rank 0, which begins to step",
             "sends a wave start (of no effect)",
-            "rank 0 takes up resume of caller 1: pause given up",
+            "rank 0 takes up resume of caller 2: pause given up",
             "rank 0 takes up resume of caller 1: barrier and waits",
             "rank 0 takes up weights of caller 1: refused",
             "rank 0 takes up weights of caller 1: transfer; it completes on every rank",
