@@ -55,31 +55,34 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_trial(
-    scenario: Scenario, backend: Backend, folder: Path, *, seed: int = 0, explain: bool = False, progress: Listener = lambda entries: None
+    scenario: Scenario,
+    backend: Backend,
+    info: EngineInfo,
+    folder: Path,
+    *,
+    seed: int = 0,
+    explain: bool = False,
+    progress: Listener = lambda entries: None,
 ) -> Trial:
-    """Run a scenario on an engine; the log is in `folder` when this returns, also after Ctrl-C.
+    """Run a scenario on a started engine; the log is in `folder` when this returns, also after Ctrl-C.
 
     Args:
+        info: what the engine said when it started.
         explain: have the model explain every transaction, and compare the whole visible state after each.
         progress: hears each transaction after it was recorded.
 
     Raises:
-        BackendError: the engine cannot be started.
         LogError: the log cannot be written.
     """
-    info = backend.start(scenario.engine)
     entries: list[Entry] = []
     judge = Judge()
     explainer = Explainer() if explain else None
-    try:
-        with LogWriter(folder) as writer:
-            listeners: list[Listener] = [lambda news: _append(writer, news), entries.extend, judge.feed]
-            if explainer is not None:
-                listeners += [explainer.feed, lambda _: explainer.compare_state(backend.state())]
-            lockstep = Lockstep(scenario, backend, [*listeners, progress])
-            lockstep.run(opened_event(scenario.engine, backend, info, digest=scenario.digest, seed=seed))
-    finally:
-        backend.stop()
+    with LogWriter(folder) as writer:
+        listeners: list[Listener] = [lambda news: _append(writer, news), entries.extend, judge.feed]
+        if explainer is not None:
+            listeners += [explainer.feed, lambda _: explainer.compare_state(backend.state())]
+        lockstep = Lockstep(scenario, backend, [*listeners, progress])
+        lockstep.run(opened_event(scenario.engine, backend, info, digest=scenario.digest, seed=seed))
     verdict = assess(scenario, entries, judge.finish(), explainer.explanation if explainer else None)
     return Trial(scenario=scenario, entries=entries, replay=judge.replay, verdict=verdict)
 
@@ -115,7 +118,7 @@ def review(log: Log, scenario: Scenario | None, *, whole: bool = True) -> Trial:
     if log.opened.level >= 2:
         explainer.feed(log.entries)
     explanation = explainer.explanation if log.opened.level >= 2 else None
-    verdict = assess(scenario if whole else None, log.entries, judge.finish(), explanation, whole=whole)
+    verdict = assess(scenario if whole else None, log.entries, judge.finish(), explanation, whole=whole, torn=map(str, log.tails))
     return Trial(scenario=scenario, entries=log.entries, replay=judge.replay, verdict=verdict)
 
 
@@ -126,13 +129,14 @@ def assess(
     explanation: Explanation | None,
     *,
     whole: bool = True,
+    torn: Iterable[str] = (),
 ) -> Verdict:
     """Weigh what was found against what the scenario expects: violated counts before unknown before holds."""
     judgements = tuple(judgements)
     violated = _unexpected_violations(scenario, judgements)
     if explanation is not None and explanation.mismatch is not None:
         violated.append(f"the model does not explain event {explanation.mismatch.seq}")
-    unknown = _unknowns(scenario, entries, judgements, whole=whole)
+    unknown = [*torn, *_unknowns(scenario, entries, judgements, whole=whole)]
     closed = _closed(entries)
     if scenario is not None and closed is not None and closed.why not in ("interrupted", scenario.expect.ends):
         violated.append(f"the run ended {closed.why}, expected {scenario.expect.ends}")

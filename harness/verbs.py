@@ -14,7 +14,7 @@ import msgspec
 import yaml
 from pydantic import ValidationError
 
-from harness.backends import make_backend
+from harness.backends import Backend, EngineInfo, make_backend
 from harness.checkpoints import find
 from harness.errors import BadInput
 from harness.events import Delivered, Entry, Launched, Opened, comparable
@@ -106,10 +106,10 @@ def _run_all(
     """Run scenarios one after the other on fresh engines; a single one is reported whole, several a line each."""
     statuses: list[Status] = []
     for scenario in scenarios:
-        folder = RunFolder.make(runs, scenario.name)
-        folder.write(SCENARIO, dump(scenario) if overrides else scenario.text)
-        with _progress(scenario, engine) as progress:
-            trial = run_trial(scenario, make_backend(engine, seed=seed), folder.path, seed=seed, explain=explain, progress=progress)
+        with _progress(scenario, engine) as progress, _started(make_backend(engine, seed=seed), scenario.engine) as (backend, info):
+            folder = RunFolder.make(runs, scenario.name)
+            folder.write(SCENARIO, dump(scenario) if overrides else scenario.text)
+            trial = run_trial(scenario, backend, info, folder.path, seed=seed, explain=explain, progress=progress)
         sets = [word for override in overrides for word in ("--set", override)]
         origin = Origin(folder.path, _again(verb[0], scenario.path, *verb[1:], *sets, *(["--seed", str(seed)] if seed else [])))
         text = render(trial, _tokenizer(trial.opened), origin)
@@ -123,6 +123,14 @@ def _run_all(
         else:
             print(summary_row(trial, folder.path), flush=True)
     return EXIT_CODES[worst(statuses)]
+
+
+@contextmanager
+def _started(backend: Backend, shape: EngineShape) -> Iterator[tuple[Backend, EngineInfo]]:
+    try:
+        yield backend, backend.start(shape)
+    finally:
+        backend.stop()
 
 
 def _load(file: Path, overrides: Sequence[str]) -> Scenario:

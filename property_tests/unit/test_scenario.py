@@ -277,7 +277,7 @@ def test_operations_that_name_no_request_are_refused_as_in_a_file():
 
 IDS = ("r1", "r-2", "no", "1e3")
 sizes = st.integers(1, 500)
-salts = st.none() | st.text(max_size=8)
+salts = st.none() | st.text(min_size=1, max_size=8)
 versions = st.none() | st.text(min_size=1, max_size=8)
 prompts = st.one_of(
     st.builds(Prompt, text=st.text(max_size=30)),

@@ -114,6 +114,15 @@ def test_several_victims_of_one_step_wait_in_their_running_order(make_scheduler,
     assert ids(scheduler.waiting) == ["b", "c", "d"]
 
 
+def test_a_request_that_would_fit_again_at_once_is_not_admitted_in_the_step_that_preempted_it(make_scheduler):
+    scheduler = make_scheduler(num_blocks=3)
+    for request_id in "ab":
+        submit(scheduler, request_id, distinct(4, start=0))
+    step(scheduler)
+    assert step(scheduler) == [("a", 4, 1)]  # b gave way: with a hit on a's equal block it would need only what it gave back
+    assert step(scheduler) == [("a", 5, 1), ("b", 4, 1)]
+
+
 def test_a_preempted_request_computes_prompt_and_generated_tokens_again_and_goes_on(make_scheduler, recorder):
     scheduler = make_scheduler()
     request = submit(scheduler, "r", [1, 2, 3, 4, 5, 6])
