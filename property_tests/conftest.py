@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+# Before torch is imported: a model of a few hundred kilobytes is quickest on one thread, above all on a busy machine.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 QUICK_FIRST = ("unit", "properties", "conformance")
 
