@@ -25,6 +25,9 @@ from harness.events import (
     Closed,
     Committed,
     Delivered,
+    Differed,
+    Dropped,
+    DropReason,
     Entry,
     Event,
     Finished,
@@ -39,10 +42,12 @@ from harness.events import (
     PausePending,
     Preempted,
     Received,
+    Reference,
     Relabelled,
     Resumed,
     Returned,
     Scheduled,
+    StepFailed,
     Stored,
     UpdateFailed,
     UpdateStarted,
@@ -92,10 +97,20 @@ class Flight(NamedTuple):
     step: int
     batch: tuple[Scheduled, ...]
     samplers: list[str]
-    """Requests whose rows reach their last known token, in scheduling order: these sample one token each."""
+    """Requests whose rows reach their last token, known or in flight, in scheduling order: these sample one token each."""
+    requests: list[Request]
+    """The same requests; an id may be another's when the step lands."""
     weights: Weights
     committed: bool
     """False if its weights may not be sampled from: half-written, or left by a failed update."""
+
+    def fate(self, request: Request) -> DropReason | Literal["preempted"] | None:
+        """What has become of one of `requests` since the launch; None if it goes on as it was."""
+        if request.finished is not None:
+            return "aborted" if request.finished.reason == "abort" else "finished"
+        if request.at_reset > self.launched:
+            return "reset"
+        return "preempted" if request.at_preemption > self.launched else None
 
 
 class Request:
@@ -103,6 +118,8 @@ class Request:
 
     __slots__ = (
         "accepted",
+        "at_preemption",
+        "at_reset",
         "blocks",
         "cache_salt",
         "computed",
@@ -117,6 +134,7 @@ class Request:
         "oldest_write",
         "output",
         "parked",
+        "placeholders",
         "preemptions",
         "prompt",
         "sampled_by",
@@ -138,10 +156,16 @@ class Request:
         self.parked = False
         self.lives = 0
         self.preemptions = 0
+        self.at_preemption = NEVER
+        """Number of its last `preempted` event."""
+        self.at_reset = NEVER
+        """Number of its last `preempted` event that a cache reset caused."""
         self.computed = 0
         """Tokens whose KV is computed or being computed by a launched step."""
         self.num_tokens = len(self.prompt or ())
         """Prompt and output."""
+        self.placeholders = 0
+        """Tokens that steps in flight owe to this life of it."""
         self.output: list[int] = []
         """Every token sampled for it."""
         self.sampled_by: list[tuple[int, Weights]] = []
@@ -288,12 +312,18 @@ class Replay:
     """Engine state as a function of the log so far; `apply` moves one event on.
 
     Public attributes are the derived facts; treat them as read-only.
+
+    Args:
+        decode: how a call's operation is read; it raises ValueError for one that it does not know.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, decode: Callable[[dict[str, Any]], Operation] = from_data) -> None:
+        self._decode = decode
         self.seq = NEVER
         """Number of the last event applied."""
         self.opened: Opened | None = None
+        self.writers = 0
+        """Files that the log was merged from. With one, everything is in its true order; with more, a client hears of things late."""
         self.closed: Closed | None = None
         self.calls: dict[int, Call] = {}
         """Calls that have not returned, by operation id."""
@@ -346,6 +376,8 @@ class Replay:
             Delivered: self._delivered,
             Launched: self._launched,
             Landed: self._landed,
+            Dropped: self._dropped,
+            StepFailed: self._step_failed,
             Hit: self._hit,
             Allocated: self._allocated,
             Stored: self._stored,
@@ -359,6 +391,8 @@ class Replay:
             UpdateFailed: self._update_failed,
             Committed: self._committed,
             Relabelled: self._relabelled,
+            Reference: self._check,
+            Differed: self._check,
         }
         """How each kind of event changes the state: called with its number and the event."""
 
@@ -419,6 +453,7 @@ class Replay:
 
     def _opened(self, seq: int, event: Opened) -> None:
         """Each writer opens its file; the one that shows most tells what the merged log shows."""
+        self.writers += 1
         if self.opened is not None and event.level <= self.opened.level:
             return
         self.opened = event
@@ -431,7 +466,7 @@ class Replay:
 
     def _called(self, seq: int, event: Called) -> None:
         try:
-            operation = from_data(event.operation)
+            operation = self._decode(event.operation)
         except ValueError:
             operation = None
         self.calls[event.op] = Call(event.op, operation, event.by, seq)
@@ -496,8 +531,11 @@ class Replay:
         self.waiting[request.id] = request
         self.waiting.move_to_end(request.id, last=False)
         request.status = "preempted"
-        request.computed = 0
+        request.computed = request.placeholders = 0
         request.preemptions += 1
+        request.at_preemption = seq
+        if event.by is None:
+            request.at_reset = seq
 
     def _finished(self, seq: int, event: Finished) -> None:
         request = self.requests.get(event.request)
@@ -522,25 +560,32 @@ class Replay:
     # Steps.
 
     def _launched(self, seq: int, event: Launched) -> None:
-        requests, blocks, samplers = self.requests, self.blocks, []
+        requests, blocks, samplers, sampling = self.requests, self.blocks, [], []
         for id, first, count in event.batch:
             if (request := requests.get(id)) is None:
                 continue
             end = request.computed = first + count
-            if end >= request.num_tokens:
+            if end >= request.num_tokens + request.placeholders:
+                request.placeholders += 1
                 samplers.append(id)
+                sampling.append(request)
             if request.blocks:
                 blocks.write(request, first, count, seq)
-        self.flights[event.step] = Flight(seq, event.step, event.batch, samplers, self.weights, not self.uncommitted)
+        self.flights[event.step] = Flight(seq, event.step, event.batch, samplers, sampling, self.weights, not self.uncommitted)
         self.last_launched = seq
 
     def _landed(self, seq: int, event: Landed) -> None:
-        """A token belongs to the weights that its step was launched on."""
+        """A token belongs to the weights that its step was launched on, and to the request that it was launched for."""
         flight = self.last_landed = self.flights.pop(event.step, None)
         weights = flight.weights if flight else self.weights
-        requests = self.requests
+        rows: dict[str, Request] = {}
+        if flight is not None:
+            rows = dict(zip(flight.samplers, flight.requests, strict=True))
+            for request in flight.requests:
+                if request.placeholders and request.at_preemption < flight.launched:
+                    request.placeholders -= 1
         for id, token in event.sampled:
-            request = requests.get(id)
+            request = rows.get(id) or self.requests.get(id)
             if request is None or request.finished is not None:
                 continue
             if request.weights is not weights:
@@ -548,6 +593,12 @@ class Replay:
                 request.sampled_by.append((len(request.output), weights))
             request.output.append(token)
             request.num_tokens += 1
+
+    def _dropped(self, seq: int, event: Dropped) -> None:
+        """Its landing has counted it off already, and no output holds it."""
+
+    def _step_failed(self, seq: int, event: StepFailed) -> None:
+        self.flights.pop(event.step, None)
 
     # Blocks.
 
@@ -574,7 +625,8 @@ class Replay:
         self.pause_mode, self.pause_pending = event.mode, True
         self.pending_since = seq
         if event.mode == "wait":
-            self.stopped_since = NEVER
+            if self.running or self.waiting:
+                self.stopped_since = NEVER
             self._unpark()
 
     def _pause_effective(self, seq: int, event: PauseEffective) -> None:
@@ -623,6 +675,11 @@ class Replay:
     def _relabelled(self, seq: int, event: Relabelled) -> None:
         self.weights = Weights(event.version, self.weights.epoch)
 
+    # Checks.
+
+    def _check(self, seq: int, event: Reference | Differed) -> None:
+        """Says what should have been, and changes nothing."""
+
 
 def _visible(request: Request) -> RequestState:
     return RequestState(
@@ -632,6 +689,7 @@ def _visible(request: Request) -> RequestState:
         output=tuple(request.output),
         num_computed_tokens=request.computed,
         num_preemptions=request.preemptions,
+        num_output_placeholders=request.placeholders,
         blocks=tuple(request.blocks),
         parked=request.parked,
     )

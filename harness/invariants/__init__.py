@@ -5,8 +5,26 @@ The registry `INVARIANTS` holds them by id; `judge` judges a whole log and `Judg
 
 from __future__ import annotations
 
-from harness.invariants import cache, lifecycle, pause, tokens, versions
+from harness.invariants import cache, control, frames, lifecycle, numbers, pause, records, resets, tokens, updates, versions
 from harness.invariants.invariant import INVARIANTS, REPORTED, Invariant, invariant
 from harness.invariants.judge import Judge, judge
 
-__all__ = ["INVARIANTS", "REPORTED", "Invariant", "Judge", "cache", "invariant", "judge", "lifecycle", "pause", "tokens", "versions"]
+__all__ = [
+    "INVARIANTS",
+    "REPORTED",
+    "Invariant",
+    "Judge",
+    "cache",
+    "control",
+    "frames",
+    "invariant",
+    "judge",
+    "lifecycle",
+    "numbers",
+    "pause",
+    "records",
+    "resets",
+    "tokens",
+    "updates",
+    "versions",
+]

@@ -16,6 +16,7 @@ from harness.events import (
     Opened,
     PartReceived,
     PauseEffective,
+    Received,
     Returned,
     Stored,
     UpdateFailed,
@@ -37,12 +38,14 @@ class _BlockInvariant(Invariant):
 @invariant("cache-epoch", level=2)
 class CacheEpoch(_BlockInvariant):
     """No token attends to a KV entry of an older epoch, unless every commit since that epoch was made under
-    clear_cache=False and no reset was asked for since."""
+    clear_cache=False, or unpaused as allow_unpaused asked for, and no reset was asked for since."""
 
     def __init__(self, replay: Replay) -> None:
         super().__init__(replay)
         self._promise = NEVER
-        """Number of the last event that promised an empty cache."""
+        """Number of the last event that promised an empty cache, ..."""
+        self._unallowed = NEVER
+        """... and of the last first byte of an update that was neither made under a pause nor allowed without one."""
         self._horizon = NEVER
         """Entries written before this event are of an older epoch, and were to be gone."""
 
@@ -62,14 +65,21 @@ class CacheEpoch(_BlockInvariant):
         self._move_horizon()
 
     def after_part_received(self, seq: int, event: PartReceived) -> None:
-        self._move_horizon()
+        self._after_write(seq)
 
     def after_update_failed(self, seq: int, event: UpdateFailed) -> None:
+        self._after_write(seq)
+
+    def _after_write(self, seq: int) -> None:
+        replay = self.replay
+        if replay.epoch_starts[-1] == seq and replay.stopped_since == NEVER and not replay.update_unpaused:
+            self._unallowed = seq
         self._move_horizon()
 
     def _move_horizon(self) -> None:
-        # An entry is stale if a clear was promised and new weights came, both after it was written: one event number tells.
-        self._horizon = min(self._promise, self.replay.epoch_starts[-1])
+        # An entry is stale if it was written before both a promise and new weights: one event number tells. An update that
+        # nobody allowed is both: no client has said that it wants old KV.
+        self._horizon = min(max(self._promise, self._unallowed), self.replay.epoch_starts[-1])
 
     def after_hit(self, seq: int, event: Hit) -> None:
         if self._horizon == NEVER:
@@ -101,15 +111,15 @@ class CacheEpoch(_BlockInvariant):
 
     def _stale(self, seq: int, request: Request, sentence: str, written: int, position: int) -> None:
         replay = self.replay
-        epoch = replay.epoch_at(written)
+        epoch, promised = replay.epoch_at(written), written < self._promise
         self.violated(
             seq,
             sentence,
-            expected=f"entries of epoch {replay.epoch} only, as a clear was promised",
+            expected=f"entries of epoch {replay.epoch} only, as {'a clear was promised' if promised else 'no pause kept older ones'}",
             got=f"the entry at position {position} is of epoch {epoch}",
             cause=[
                 (written, f"written in epoch {epoch}"),
-                (self._promise, "an empty cache promised"),
+                (self._promise, "an empty cache promised") if promised else (self._unallowed, "new weights without a pause"),
                 (replay.epoch_starts[-1], f"first byte of epoch {replay.epoch}"),
             ],
             once=(request, request.preemptions),
@@ -132,7 +142,8 @@ class Content(NamedTuple):
 @invariant("block-lifetime", level=2)
 class BlockLifetime(_BlockInvariant):
     """A block is held, cached or free, and only one; it can be hit only if the step that writes its KV is being
-    composed or was launched; only the one that it was allocated to writes it; none leaks."""
+    composed or was launched; only the one that it was allocated to writes it, and nothing is written again once it can be
+    hit; none leaks."""
 
     def __init__(self, replay: Replay) -> None:
         super().__init__(replay)
@@ -140,6 +151,8 @@ class BlockLifetime(_BlockInvariant):
         """What each label stands for."""
         self._readers: list[Request] = []
         """Requests with hits that no step has attended to yet."""
+        self._unbacked: dict[int, tuple[int, Request]] = {}
+        """Blocks published for the step that is being composed, which has to write them: since when, and for whom."""
 
     def before_allocated(self, seq: int, event: Allocated) -> None:
         blocks, id = self.replay.blocks, event.request
@@ -272,7 +285,7 @@ class BlockLifetime(_BlockInvariant):
     def before_launched(self, seq: int, event: Launched) -> None:
         """Who writes a block must hold it, and be the one it was allocated to; no position may be left out before it."""
         replay, blocks = self.replay, self.replay.blocks
-        requests, owners, references, size = replay.requests, blocks.owners, blocks.references, blocks.size
+        requests, owners, references, labels, size = replay.requests, blocks.owners, blocks.references, blocks.labels, blocks.size
         for id, first, count in event.batch:
             request = requests.get(id)
             if request is None:
@@ -288,8 +301,8 @@ class BlockLifetime(_BlockInvariant):
                 block = table[index]
                 if owners.get(block) is not request:
                     self._wrong_writer(seq, event, request, block)
-                elif references.get(block) != 1:
-                    self._check_shared_write(seq, event, request, index, max(first, index * size))
+                elif references.get(block) != 1 or block in labels:
+                    self._check_first_write(seq, event, request, index, max(first, index * size))
 
     def _no_block(self, seq: int, event: Launched, request: Request, position: int) -> None:
         self.violated(
@@ -310,22 +323,54 @@ class BlockLifetime(_BlockInvariant):
             once=("writer", request, block),
         )
 
-    def _check_shared_write(self, seq: int, event: Launched, request: Request, index: int, position: int) -> None:
-        """The first write into a shared block is right: others hit it in the step that writes it."""
+    def _check_first_write(self, seq: int, event: Launched, request: Request, index: int, position: int) -> None:
+        """The first write into a shared or published block is right: others hit it in the step that writes it."""
         blocks = self.replay.blocks
         block = request.blocks[index]
-        written = blocks.written[block][position - index * blocks.size]
-        if written != NEVER:
-            self.violated(
-                seq,
-                f"step {event.step} of {request.id} writes into block {block} while others hold it",
-                expected="one reference",
-                got=f"{blocks.references.get(block)} references, held by {listed(self.replay.holders(block))}",
-                cause=[(written, "the entry was written")],
-                once=("shared", request, block),
-            )
+        written, references = blocks.written[block][position - index * blocks.size], blocks.references.get(block)
+        if written == NEVER:
+            return
+        if references == 1:
+            sentence = f"step {event.step} of {request.id} writes position {position} again, in block {block}, which can be hit"
+            expected, got = "each entry of a block with a digest written once", "written before"
+        else:
+            sentence = f"step {event.step} of {request.id} writes into block {block} while others hold it"
+            expected, got = "one reference", f"{references} references, held by {listed(self.replay.holders(block))}"
+        self.violated(
+            seq, sentence, expected=expected, got=got, cause=[(written, "the entry was written")], once=("rewritten", request, block)
+        )
+
+    def after_stored(self, seq: int, event: Stored) -> None:
+        request, written = self.replay.requests.get(event.request), self.replay.blocks.written
+        for block, _ in event.blocks:
+            if request is not None and NEVER in written.get(block, ()):
+                self._unbacked[block] = seq, request
+
+    def before_received(self, seq: int, event: Received) -> None:
+        self._expect_backed(seq)
+
+    def _expect_backed(self, seq: int) -> None:
+        """The step that was being composed has been launched, or never will be."""
+        if not self._unbacked:
+            return
+        blocks = self.replay.blocks
+        for block, (stored, request) in self._unbacked.items():
+            if block in blocks.labels and NEVER in blocks.written[block]:
+                self.violated(
+                    seq,
+                    f"block {block}, published by {request.id}, can be hit and the step that was to write it did not run",
+                    expected="its digest withdrawn, or all its entries written",
+                    got=f"label {blocks.labels[block]}, entry {blocks.written[block].index(NEVER)} of {blocks.size} never written",
+                    cause=[
+                        (stored, "published"),
+                        (request.at_preemption, f"{request.id} preempted"),
+                        (request.ended, f"{request.id} ended"),
+                    ],
+                )
+        self._unbacked.clear()
 
     def after_launched(self, seq: int, event: Launched) -> None:
+        self._expect_backed(seq)
         if not self._readers:
             return
         scheduled = {row.request for row in event.batch}
@@ -374,8 +419,9 @@ class BlockLifetime(_BlockInvariant):
 
     def at_end(self, seq: int, closed: Closed) -> None:
         replay, blocks = self.replay, self.replay.blocks
-        if closed.why == "interrupted":
+        if closed.cut_short:
             return
+        self._expect_backed(seq)
         held = {block for request in replay.live() for block in request.blocks}
         if leaked := [block for block in range(blocks.count) if block not in blocks.free and block not in held]:
             ended = [request for request in replay.requests.values() if request.finished is not None and leaked[0] in request.blocks]

@@ -9,6 +9,7 @@ watch every step. Its docstring is the statement that users read.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from functools import cache
 from typing import Any, ClassVar, TypeVar, get_args
 
 from harness.events import AnyEvent, Closed, Event, Opened
@@ -26,7 +27,19 @@ KINDS: dict[str, type[Event]] = {str(kind.__struct_config__.tag): kind for kind 
 Hook = Callable[[int, Any], None]
 
 
-class Invariant:
+class Watcher:
+    """Sees a log go by, beside a replay, through methods that are named after events."""
+
+    def __init__(self, replay: Replay) -> None:
+        self.replay = replay
+
+    def hooks(self, when: str) -> Iterator[tuple[type[Event], Hook]]:
+        """The methods that are called `before` or `after` an event is applied."""
+        for kind, name in _hook_names(type(self), when):
+            yield kind, getattr(self, name)
+
+
+class Invariant(Watcher):
     """Base of all invariants."""
 
     id: ClassVar[str]
@@ -34,9 +47,11 @@ class Invariant:
     """The lowest level of a log on which it can be checked."""
 
     def __init__(self, replay: Replay) -> None:
-        self.replay = replay
+        super().__init__(replay)
         self.violations: list[Violation] = []
         self.more = 0
+        self.checked = 0
+        """How many checks it made, where it counts them."""
         self._causes: set[Hashable] = set()
 
     @classmethod
@@ -50,6 +65,10 @@ class Invariant:
         if opened.level >= cls.level:
             return None
         return f"needs a log of level {cls.level} ({LEVELS[cls.level]}), got level {opened.level} ({LEVELS.get(opened.level, 'unknown')})"
+
+    def unseen(self) -> str | None:
+        """Why what the log turned out to hold is not enough to judge by, or None."""
+        return None
 
     def at_end(self, seq: int, closed: Closed) -> None:
         """The log is complete; `seq` is the number of its last event."""
@@ -68,11 +87,12 @@ class Invariant:
         causes = tuple(Cause(number, what) for number, what in sorted(cause) if number != NEVER)
         self.violations.append(Violation(invariant=self.id, seq=seq, sentence=sentence, expected=expected, got=got, cause=causes))
 
-    def hooks(self, when: str) -> Iterator[tuple[type[Event], Hook]]:
-        """The methods that are called `before` or `after` an event is applied."""
-        for name, kind in KINDS.items():
-            if (hook := getattr(self, f"{when}_{name}", None)) is not None:
-                yield kind, hook
+
+@cache
+def _hook_names(cls: type[Watcher], when: str) -> tuple[tuple[type[Event], str], ...]:
+    """Found once for each class: a fuzzer watches thousands of logs a second."""
+    names = ((kind, f"{when}_{name}") for name, kind in KINDS.items())
+    return tuple((kind, name) for kind, name in names if hasattr(cls, name))
 
 
 INVARIANTS: dict[str, type[Invariant]] = {}

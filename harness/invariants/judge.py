@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from harness.events import Entry, Event, Opened
-from harness.invariants.invariant import INVARIANTS, Hook, Invariant
+from harness.invariants.invariant import INVARIANTS, Hook, Invariant, Watcher
+from harness.operations import Operation, from_data
 from harness.replay import Replay
 from harness.verdict import Judgement, Violation
 
@@ -18,10 +20,12 @@ class Judge:
 
     Args:
         ids: The invariants to judge, all of them by default.
+        decode: How a call's operation is read; who wrote the log need not decode it again.
     """
 
-    def __init__(self, ids: Iterable[str] | None = None) -> None:
-        self.replay = Replay()
+    def __init__(self, ids: Iterable[str] | None = None, *, decode: Callable[[dict[str, Any]], Operation] = from_data) -> None:
+        self.replay = Replay(decode)
+        self._others: list[Watcher] = []
         self._opened: Opened | None = None
         self._invariants: list[Invariant] = [INVARIANTS[id](self.replay) for id in (INVARIANTS if ids is None else ids)]
         self._watching: list[Invariant] = []
@@ -31,12 +35,14 @@ class Judge:
     def feed(self, entries: Iterable[Entry]) -> list[Violation]:
         """Take in the next entries of the log; returns what they violate that is reported in full."""
         before = [len(watcher.violations) for watcher in self._watching]
+        replay, hooks = self.replay, self._hooks
         for seq, _, _, event in entries:
-            self.replay.seq = seq
-            for hook in self._hooks[type(event)]:
+            replay.seq = seq
+            for hook in hooks[type(event)]:
                 hook(seq, event)
-            if self.replay.opened is not self._opened:
+            if replay.opened is not self._opened:
                 before += [0] * self._open()
+                hooks = self._hooks
         return [violation for watcher, count in zip(self._watching, before, strict=True) for violation in watcher.violations[count:]]
 
     def finish(self) -> list[Judgement]:
@@ -54,28 +60,40 @@ class Judge:
         self._watch([*watching, *new])
         return len(new)
 
+    def add_watcher(self, watcher: Watcher) -> None:
+        """Have something that judges nothing watch the log too, beside the same replay: it must have been made on `replay`."""
+        self._others.append(watcher)
+        self._watch(self._watching)
+
     def _watch(self, watching: list[Invariant]) -> None:
-        """What to call for each kind of event: the invariants' before-hooks, the reducer, their after-hooks."""
         self._watching = watching
-        hooks: dict[type[Event], list[Hook]] = {kind: [] for kind in self.replay.reducers}
-        for when in ("before", "after"):
-            for watcher in watching:
-                for kind, hook in watcher.hooks(when):
-                    hooks[kind].append(hook)
-            if when == "before":
-                for kind, reduce in self.replay.reducers.items():
-                    hooks[kind].append(reduce)
-        self._hooks = {kind: tuple(calls) for kind, calls in hooks.items()}
+        self._hooks = interleave(self.replay, [*watching, *self._others])
 
     def _judgement(self, invariant: Invariant) -> Judgement:
         found, more = invariant.violations, invariant.more
         if found:
             reason = f"{len(found) + more} violations, the first at event {found[0].seq}"
-            return Judgement(invariant=invariant.id, status="violated", reason=reason, violations=tuple(found), more=more)
+            return Judgement(
+                invariant=invariant.id, status="violated", reason=reason, violations=tuple(found), more=more, checked=invariant.checked
+            )
         opened = self.replay.opened
-        if (unmet := UNOPENED if opened is None else invariant.unmet(opened)) is not None:
+        if (unmet := UNOPENED if opened is None else invariant.unmet(opened) or invariant.unseen()) is not None:
             return Judgement(invariant=invariant.id, status="not-checkable", reason=unmet)
-        return Judgement(invariant=invariant.id, status="holds", reason="" if self.replay.closed is not None else UNFINISHED)
+        reason = "" if self.replay.closed is not None else UNFINISHED
+        return Judgement(invariant=invariant.id, status="holds", reason=reason, checked=invariant.checked)
+
+
+def interleave(replay: Replay, watchers: Sequence[Watcher]) -> dict[type[Event], tuple[Hook, ...]]:
+    """What to call for each kind of event: the watchers' before-hooks, the replay's reducer, their after-hooks."""
+    hooks: dict[type[Event], list[Hook]] = {kind: [] for kind in replay.reducers}
+    for when in ("before", "after"):
+        for watcher in watchers:
+            for kind, hook in watcher.hooks(when):
+                hooks[kind].append(hook)
+        if when == "before":
+            for kind, reduce in replay.reducers.items():
+                hooks[kind].append(reduce)
+    return {kind: tuple(calls) for kind, calls in hooks.items()}
 
 
 def judge(entries: Iterable[Entry], ids: Iterable[str] | None = None) -> list[Judgement]:

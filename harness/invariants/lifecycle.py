@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from harness.events import Accepted, Admitted, Closed, Finished, Launched, Returned
+from harness.events import Accepted, Admitted, Blocked, Closed, Finished, Launched, Received, Returned
 from harness.invariants.invariant import Invariant, invariant, listed
 from harness.operations import Submit
-from harness.replay import NEVER
+from harness.replay import NEVER, Replay
 
 
 @invariant("one-ending", level=1)
 class OneEnding(Invariant):
     """Each accepted request ends exactly once, once the engine is left running; none hangs, none vanishes."""
+
+    def __init__(self, replay: Replay) -> None:
+        super().__init__(replay)
+        self._handed_in: set[str] = set()
+        """Ids of submissions that were taken up and have come to nothing yet."""
+
+    def before_received(self, seq: int, event: Received) -> None:
+        call = self.replay.calls.get(event.op)
+        if call is not None and isinstance(call.operation, Submit):
+            self._handed_in.add(call.operation.id)
+
+    def before_blocked(self, seq: int, event: Blocked) -> None:
+        self._handed_in.discard(event.request)
 
     def before_accepted(self, seq: int, event: Accepted) -> None:
         request = self.replay.requests.get(event.request)
@@ -22,6 +35,15 @@ class OneEnding(Invariant):
                 got="two requests, of which the first can no longer end",
                 cause=[(request.accepted, f"{event.request} accepted")],
             )
+        elif event.request not in self._handed_in and event.request not in self.replay.blocked:
+            self.violated(
+                seq,
+                f"{event.request} was accepted, and nobody had handed it in",
+                expected="a submission that was taken up, or a blocked request",
+                got="neither" if request is None or request.finished is None else f"one that ended by {request.finished.reason}",
+                cause=[(request.ended, f"{event.request} finished")] if request is not None else [],
+            )
+        self._handed_in.discard(event.request)
 
     def before_finished(self, seq: int, event: Finished) -> None:
         request = self.replay.requests.get(event.request)
@@ -68,6 +90,7 @@ class OneEnding(Invariant):
         call = self.replay.calls.get(event.op)
         if call is None or not isinstance(call.operation, Submit):
             return
+        self._handed_in.discard(call.operation.id)
         request = self.replay.requests.get(call.operation.id)
         taken_on = request is not None and request.seen > call.taken_up
         if taken_on != (event.error is None):
@@ -80,7 +103,7 @@ class OneEnding(Invariant):
             )
 
     def at_end(self, seq: int, closed: Closed) -> None:
-        if closed.why == "interrupted":
+        if closed.cut_short:
             return
         replay = self.replay
         running = replay.stopped_since == NEVER and not replay.out_of_service

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from harness.events import (
@@ -11,14 +12,15 @@ from harness.events import (
     Launched,
     Mode,
     PauseEffective,
+    PausePending,
     Preempted,
     Received,
     Resumed,
     Returned,
 )
 from harness.invariants.invariant import Invariant, invariant, listed
-from harness.operations import Abort, Pause, ResetPrefixCache
-from harness.replay import NEVER, Replay, Request
+from harness.operations import Abort, Pause, ResetPrefixCache, Resume
+from harness.replay import NEVER, Call, Replay, Request
 
 
 @invariant("no-step-while-paused", level=1)
@@ -27,6 +29,8 @@ class NoStepWhilePaused(Invariant):
     that runs frozen requests to their end; none runs while out of service."""
 
     def before_launched(self, seq: int, event: Launched) -> None:
+        if not event.batch:  # vLLM's way of telling its workers who has ended: no forward runs
+            return
         replay = self.replay
         if replay.stopped_since != NEVER:
             self.violated(
@@ -51,22 +55,56 @@ class NoStepWhilePaused(Invariant):
 
 @invariant("quiet-after-pause", level=1)
 class QuietAfterPause(Invariant):
-    """When pause returns nothing is queued, in flight or running; and it returns at most one step after the last
-    forward that it waits for."""
+    """When pause returns nothing is queued, in flight or running, and nothing was resumed since; it returns at most one
+    step after the last forward that it waits for, or as superseded within the call that overrides it."""
 
     def __init__(self, replay: Replay) -> None:
         super().__init__(replay)
         self._overdue = 0
         """Steps launched under the pending pause after all that it waits for was done."""
+        self._awaited: tuple[Request, ...] = ()
+        """Whom the last `wait` call waits for: those that were live when it was taken up."""
+        self._untold = False
+        """A request ended since the last step was launched."""
+        self._resumed = NEVER
+        self._superseded: dict[int, int] = {}
+        """Pause calls that were overridden and have not returned, with the number of the event that did it, ..."""
+        self._due: list[int] = []
+        """... and those of them that have to return before anything else happens."""
 
-    def after_pause_pending(self, seq: int, event: object) -> None:
+    def before_pause_pending(self, seq: int, event: PausePending) -> None:
         self._overdue = 0
+        if event.mode == "wait":
+            self._awaited = tuple(self.replay.live())
+        elif event.mode == "keep":
+            self._override(seq, [op for op, call in self.replay.pauses.items() if _mode(call) == "wait"])
+
+    def before_resumed(self, seq: int, event: Resumed) -> None:
+        self._resumed = seq
+        if self.replay.pause_pending:
+            self._override(seq, self.replay.pauses)
+
+    def _override(self, seq: int, ops: Iterable[int]) -> None:
+        if self.replay.writers <= 1:
+            self._superseded.update(dict.fromkeys(ops, seq))
+            self._due = list(self._superseded)
+
+    def before_received(self, seq: int, event: Received) -> None:
+        self._expect_superseded_returned(seq)
+
+    def after_finished(self, seq: int, event: Finished) -> None:
+        self._untold = True
 
     def before_launched(self, seq: int, event: Launched) -> None:
         replay = self.replay
+        self._expect_superseded_returned(seq)
+        untold, self._untold = self._untold, False
         if not replay.pause_pending or self._waited_for():
             return
-        self._overdue += 1
+        if not event.batch and any(flight.batch for flight in replay.flights.values()):
+            return  # No forward, and what the pause waits for has not landed yet.
+        # vLLM owes its workers a step, empty if need be, after an end; an abort under the pending pause makes it owe another.
+        self._overdue = 1 if untold and not event.batch else self._overdue + 1
         if self._overdue > 1:
             self.violated(
                 seq,
@@ -81,7 +119,20 @@ class QuietAfterPause(Invariant):
         """Requests that still have to run before the pending pause can take effect."""
         if self.replay.pause_mode != "wait":
             return []
-        return [request.id for request in self.replay.live() if not request.parked]
+        return [request.id for request in self._awaited if request.finished is None]
+
+    def _expect_superseded_returned(self, seq: int) -> None:
+        for op in self._due:
+            if op in self._superseded:
+                self.violated(
+                    seq,
+                    f"pause call {op} was superseded and did not return",
+                    expected="an error (superseded) within the call that overrides it",
+                    got="no `returned`",
+                    cause=[(self._superseded[op], "superseded")],
+                    once=("superseded", op),
+                )
+        self._due.clear()
 
     def before_pause_effective(self, seq: int, event: PauseEffective) -> None:
         replay = self.replay
@@ -113,22 +164,65 @@ class QuietAfterPause(Invariant):
 
     def before_returned(self, seq: int, event: Returned) -> None:
         call = self.replay.calls.get(event.op)
-        if call is None or event.error is not None or not isinstance(call.operation, Pause):
+        if call is None or not isinstance(call.operation, Pause):
             return
-        if self.replay.last_effective < call.taken_up:
+        by = self._superseded.pop(event.op, NEVER)
+        if event.error is None:
+            self._check_success(seq, call, by)
+        elif event.error.code == "superseded" and by == NEVER and self.replay.writers <= 1 and not self._overridden(call):
             self.violated(
                 seq,
-                f"pause call {event.op} returned although no pause has taken effect since",
-                expected="`pause_effective` between the call and its return",
-                got="none" if self.replay.last_effective == NEVER else f"the last one is event {self.replay.last_effective}",
+                f"pause call {event.op} failed as superseded, and no call overrides it",
+                expected="a later resume, or a later pause(keep) over a wait, being carried out",
+                got="neither",
                 cause=[(call.taken_up, f"pause call {event.op} taken up")],
+            )
+
+    def _overridden(self, call: Call) -> bool:
+        later = [other for other in self.replay.calls.values() if other.received > call.received]
+        return any(isinstance(other.operation, Resume) or (_mode(call) == "wait" and _mode(other) == "keep") for other in later)
+
+    def _check_success(self, seq: int, call: Call, superseded: int) -> None:
+        replay, taken_up = self.replay, (call.taken_up, f"pause call {call.op} taken up")
+        effective = replay.last_effective
+        undone = max(self._resumed, replay.last_launched)
+        if effective < call.taken_up:
+            self.violated(
+                seq,
+                f"pause call {call.op} returned although no pause has taken effect since",
+                expected="`pause_effective` between the call and its return",
+                got="none" if effective == NEVER else f"the last one is event {effective}",
+                cause=[taken_up],
+            )
+        elif superseded != NEVER:
+            self.violated(
+                seq,
+                f"pause call {call.op} was superseded and returned as if it had been carried out",
+                expected="an error: superseded",
+                got="success",
+                cause=[taken_up, (superseded, "superseded")],
+                once=("superseded", call.op),
+            )
+        elif undone > effective and replay.writers <= 1:
+            what = "resumed" if undone == self._resumed else "launched a step"
+            self.violated(
+                seq,
+                f"pause call {call.op} returned as paused after the engine had {what}",
+                expected="the return as soon as the pause takes effect",
+                got=f"event {undone} between `pause_effective` and the return",
+                cause=[taken_up, (effective, "pause effective"), (undone, what)],
             )
 
     def at_end(self, seq: int, closed: Closed) -> None:
         replay = self.replay
-        if closed.why == "interrupted" or replay.flights or (replay.pause_pending and self._waited_for()):
+        if closed.cut_short:
+            return
+        self._expect_superseded_returned(seq)
+        if replay.flights or (replay.pause_pending and self._waited_for()):
             return
         for call in replay.pauses.values():
+            if call.op in self._superseded:
+                continue
             self.violated(
                 seq,
                 f"pause call {call.op} never returned",
@@ -136,6 +230,11 @@ class QuietAfterPause(Invariant):
                 got="no `returned`",
                 cause=[(call.taken_up, f"pause call {call.op} taken up")],
             )
+
+
+def _mode(call: Call) -> Mode | None:
+    """Of a pause call."""
+    return call.operation.mode if isinstance(call.operation, Pause) else None
 
 
 class _Asked(NamedTuple):
@@ -152,7 +251,7 @@ class _Asked(NamedTuple):
 @invariant("mode-fidelity", level=1)
 class ModeFidelity(Invariant):
     """The mode and flags asked for are those carried out: of the requests accepted before the call, abort leaves none
-    alive and wait none unfinished; keep ends none, except by a token of a step launched before it, by a client's abort,
+    alive and wait none unfinished, and runs no others; keep ends none, except by a token of a step launched before it, by a client's abort,
     or by a later pause call; the cache is cleared if and only if a call asked for it."""
 
     def __init__(self, replay: Replay) -> None:
@@ -161,9 +260,13 @@ class ModeFidelity(Invariant):
         """Calls taken up and not returned, in that order."""
         self._standing: list[_Asked] = []
         """Calls since the last resume that were not refused, returned ones included."""
+        self._frozen_since = NEVER
+        """Number of the `pause_pending` from which on only `keep` was asked for; it counts while the mode is `keep`."""
         self._aborted: set[Request] = set()
         """Requests that a client asked to abort."""
         self._cleared = NEVER
+        self._awaited: frozenset[Request] = frozenset()
+        """Whom the last `wait` call is to run to their end."""
 
     def before_received(self, seq: int, event: Received) -> None:
         replay = self.replay
@@ -193,6 +296,28 @@ class ModeFidelity(Invariant):
                 cause=[(asked.seq, f"pause({asked.mode}) taken up")],
             )
 
+    def before_pause_pending(self, seq: int, event: PausePending) -> None:
+        if self.replay.pause_mode != "keep":
+            self._frozen_since = seq
+        if event.mode == "wait":
+            self._awaited = frozenset(self.replay.live())
+
+    def before_launched(self, seq: int, event: Launched) -> None:
+        replay = self.replay
+        if replay.pause_mode != "wait" or not replay.pause_pending:
+            return
+        for id, _, _ in event.batch:
+            request = replay.requests.get(id)
+            if request is not None and request.finished is None and request not in self._awaited:
+                self.violated(
+                    seq,
+                    f"step {event.step} runs {id} under a pending pause(wait) that it came after",
+                    expected=f"only those accepted before the call: {listed(one.id for one in self._awaited if one.finished is None)}",
+                    got=f"a step of {listed(row.request for row in event.batch)}",
+                    cause=[(replay.pending_since, "pause(wait) taken up"), (request.seen, f"{id} came")],
+                    once=("late", request),
+                )
+
     def after_resumed(self, seq: int, event: Resumed) -> None:
         self._standing.clear()
 
@@ -220,21 +345,16 @@ class ModeFidelity(Invariant):
         )
 
     def _check_end_under_keep(self, seq: int, event: Finished) -> None:
-        keep = self._standing[-1]
-        for asked in reversed(self._standing):
-            if asked.mode != "keep":
-                break
-            keep = asked
         landed = self.replay.last_landed
-        if landed is not None and landed.launched < keep.seq:
+        if landed is not None and landed.launched < self._frozen_since:
             return
         self.violated(
             seq,
             f"{event.request} ended under pause(keep) by a token of a step launched after the call",
             expected="frozen where it was",
             got=f"finish reason {event.reason}",
-            cause=[(keep.seq, "pause(keep) taken up"), *([(landed.launched, f"launched step {landed.step}")] if landed else [])],
-            once=("keep", keep.op),
+            cause=[(self._frozen_since, "pause(keep) taken up"), *([(landed.launched, f"launched step {landed.step}")] if landed else [])],
+            once=("keep", self._frozen_since),
         )
 
     def before_preempted(self, seq: int, event: Preempted) -> None:
@@ -248,20 +368,20 @@ class ModeFidelity(Invariant):
             self._unasked_clear(seq, "the cache was cleared")
 
     def _clear_asked(self) -> bool:
-        """By a pending pause or by a reset; while nothing is paused, there is no pause to be unfaithful to."""
-        if not self._standing or any(asked.clear_cache for asked in self._open.values()):
-            return True
-        return any(isinstance(call.operation, ResetPrefixCache) and call.received != NEVER for call in self.replay.calls.values())
+        """By a pending pause or by a reset."""
+        return any(asked.clear_cache for asked in self._open.values()) or any(
+            isinstance(call.operation, ResetPrefixCache) and call.received != NEVER for call in self.replay.calls.values()
+        )
 
     def _unasked_clear(self, seq: int, what: str) -> None:
-        last = self._standing[-1]
+        last = self._standing[-1] if self._standing else None
         self.violated(
             seq,
-            f"{what} under pause({last.mode}), and no call asked for that",
-            expected="the cache kept: clear_cache=False",
+            f"{what}{f' under pause({last.mode})' if last else ''}, and no call asked for that",
+            expected="the cache kept: clear_cache=False" if last else "the cache kept until a pause or a reset clears it",
             got="a clear",
-            cause=[(last.seq, f"pause({last.mode}, clear_cache={last.clear_cache}) taken up")],
-            once=("clear", last.op),
+            cause=[(last.seq, f"pause({last.mode}, clear_cache={last.clear_cache}) taken up")] if last else [],
+            once=("clear", last and last.op),
         )
 
     def before_pause_effective(self, seq: int, event: PauseEffective) -> None:
@@ -280,11 +400,25 @@ class ModeFidelity(Invariant):
                 got=f"clear_cache={event.clear_cache}",
                 cause=cause,
             )
-        if clearing and self._cleared < max(clearing[-1].seq, self.replay.last_launched):
+        if clearing:
+            self._check_emptied(seq, clearing[-1].seq, cause)
+
+    def _check_emptied(self, seq: int, asked: int, cause: list[tuple[int, str]]) -> None:
+        """The cache was cleared since event `asked`, and what the log tells of its blocks agrees."""
+        blocks = self.replay.blocks
+        if self._cleared < max(asked, self.replay.last_launched):
             self.violated(
                 seq,
                 "a pause with clear_cache=True took effect and the cache had not been emptied",
                 expected="a `cleared` with success and empty, after the call and the last step",
-                got="none" if self._cleared < clearing[-1].seq else f"the last one is event {self._cleared}, before a step",
+                got="none" if self._cleared < asked else f"the last one is event {self._cleared}, before a step",
                 cause=[*cause, (self.replay.last_launched, "last step launched")],
+            )
+        elif left := [block for block in range(blocks.count) if blocks.references.get(block) or block in blocks.labels]:
+            self.violated(
+                seq,
+                "a pause with clear_cache=True took effect and the cache is not empty, although its reset said so",
+                expected="no block held and no digest left",
+                got=f"blocks {listed(left)}",
+                cause=[*cause, (self._cleared, "cleared, said to be empty")],
             )

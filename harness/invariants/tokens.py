@@ -9,7 +9,8 @@ from harness.replay import NEVER, Flight, Request
 
 @invariant("token-conservation", level=1)
 class TokenConservation(Invariant):
-    """Tokens delivered to the client are the sampled sequence: none lost, doubled or shifted, across pause, preemption and resume."""
+    """Tokens delivered to the client are the sampled sequence: none lost, doubled or shifted, across pause, preemption and
+    resume; a step computes a request once, and no token that is neither known nor in flight."""
 
     def before_launched(self, seq: int, event: Launched) -> None:
         if (flight := self.replay.flights.get(event.step)) is not None:
@@ -20,6 +21,24 @@ class TokenConservation(Invariant):
                 got="two in flight, of which one's tokens are lost",
                 cause=[(flight.launched, f"launched step {event.step}")],
             )
+        requests, ids = self.replay.requests, set()
+        for id, first, count in event.batch:
+            if id in ids:
+                self.violated(seq, f"step {event.step} computes {id} twice", expected="one row", got=f"another, from position {first}")
+            ids.add(id)
+            request = requests.get(id)
+            if request is not None and request.prompt is not None and first + count > request.num_tokens + request.placeholders:
+                self._beyond(seq, event, request, first + count - 1)
+
+    def _beyond(self, seq: int, event: Launched, request: Request, position: int) -> None:
+        self.violated(
+            seq,
+            f"step {event.step} computes tokens of {request.id} that do not exist",
+            expected=f"positions below {request.num_tokens + request.placeholders}: {request.num_tokens} tokens are known"
+            + (f", {request.placeholders} in flight" if request.placeholders else ""),
+            got=f"position {position}",
+            once=("beyond", request),
+        )
 
     def before_landed(self, seq: int, event: Landed) -> None:
         """Every row that reached its request's last token samples one, in scheduling order; a partial prefill samples none."""
@@ -35,12 +54,13 @@ class TokenConservation(Invariant):
             self._compare_samplers(seq, event, flight)
 
     def _compare_samplers(self, seq: int, event: Landed, flight: Flight) -> None:
-        requests = self.replay.requests
+        rows = dict(zip(flight.samplers, flight.requests, strict=True))
 
         def judged(id: str) -> bool:
-            """One that ended or was preempted meanwhile loses that token; without a prompt nobody knows which row is its last."""
-            request = requests.get(id)
-            return request is None or (request.status == "running" and request.prompt is not None)
+            """Rows of requests that ended or were preempted since the launch are judged by stale-frame;
+            without a prompt nobody knows which row is a request's last."""
+            request = rows.get(id) or self.replay.requests.get(id)
+            return request is None or (request.prompt is not None and (id not in rows or flight.fate(request) is None))
 
         due = [id for id in flight.samplers if judged(id)]
         got = [id for id, _ in event.sampled if judged(id)]
@@ -128,7 +148,7 @@ class TokenConservation(Invariant):
             )
 
     def at_end(self, seq: int, closed: Closed) -> None:
-        if closed.why == "interrupted":
+        if closed.cut_short:
             return
         for request in self.replay.ending:
             self.violated(

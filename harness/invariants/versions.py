@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from harness.events import Finished, Landed, VersionSpan
+from harness.events import Finished, Landed, Relabelled, VersionSpan
 from harness.invariants.invariant import Invariant, invariant, listed
+from harness.operations import UpdateWeightVersion
+from harness.replay import NEVER
 
 
 @invariant("version-attribution", level=1)
 class VersionAttribution(Invariant):
     """A token's version is the one resident when it was sampled; its epoch never falls within a request and was
-    committed, unless the update was allowed beside steps; a request's version spans partition its output."""
+    committed, unless the update was allowed beside steps; a request's version spans partition its output; a label is set as
+    its call says, and under an effective pause unless allow_unpaused was."""
+
+    def before_relabelled(self, seq: int, event: Relabelled) -> None:
+        replay = self.replay
+        asked = [one for call in replay.calls.values() if isinstance(one := call.operation, UpdateWeightVersion) and call.received != NEVER]
+        if asked and all(event.version != one.version for one in asked):
+            self.violated(seq, "the version was set to another label than was asked for", expected=asked[-1].version, got=event.version)
+        if (replay.pause_mode is None or replay.pause_pending) and not any(one.allow_unpaused for one in asked):
+            self.violated(
+                seq,
+                f"the version was set to {event.version} without an effective pause",
+                expected="the call refused, as allow_unpaused was not asked for",
+                got=f"a {replay.pause_mode} pause that is pending" if replay.pause_pending else "a running engine",
+                cause=[(replay.pending_since, "pause taken up")] if replay.pause_pending else [],
+            )
 
     def before_landed(self, seq: int, event: Landed) -> None:
         flight = self.replay.flights.get(event.step)

@@ -5,8 +5,9 @@ docs/semantics.md fixes the order of events; each method below is one of its row
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Literal
 
 from harness.events import (
     Accepted,
@@ -24,6 +25,7 @@ from harness.events import (
     Resumed,
     Returned,
 )
+from harness.model.flight import Flight
 from harness.model.pause import PauseCall, PauseState
 from harness.model.profile import CAESURA, Profile
 from harness.model.refusal import Refused
@@ -52,24 +54,48 @@ Answer = dict[str, Any]
 
 
 class EngineModel:
-    """One engine under synchronous scheduling.
+    """One engine: what its loop does, and what it is asked to do.
 
-    A step is `schedule()`, then `land(...)`; operations come between steps. Each method
-    that changes something returns the events of that transaction, in order.
+    A turn of the loop is `schedule()` if `launch_due`, then `land(...)` if `landing_due`. Under
+    synchronous scheduling both are due, and a turn is one whole step. Under asynchronous
+    scheduling the first turn only launches, a later one launches a step and lands the one
+    before it, the last only lands. Operations may come at any time, between the halves too.
+    Each method that changes something returns the events of that transaction, in order.
     """
 
-    __slots__ = ("_in_flight", "_pause", "_profile", "_requests", "_scheduler", "_shape", "_step", "_weights")
+    __slots__ = (
+        "_depth",
+        "_flights",
+        "_max_model_len",
+        "_must_land",
+        "_pause",
+        "_profile",
+        "_requests",
+        "_scheduler",
+        "_shape",
+        "_step",
+        "_weights",
+    )
 
     def __init__(self, shape: Shape, *, profile: Profile = CAESURA, eos_token_ids: tuple[int, ...] = ()) -> None:
         self._shape = shape
         self._profile = profile
+        self._max_model_len = shape.max_model_len
+        """Tokens, prompt and output together, at which a request ends."""
+        if profile.fits_model_len_to_pool:
+            self._max_model_len = min(shape.max_model_len, shape.num_blocks * shape.block_size)
         self._scheduler = Scheduler(shape, profile=profile, eos_token_ids=eos_token_ids)
-        self._pause = PauseState()
-        self._weights = Weights()
+        self._pause = PauseState(meet=profile.pauses_meet)
+        self._weights = Weights(counts_parts=profile.weights_need_pause, failure_stops=profile.failed_update_stops)
         self._requests: dict[str, Request] = {}
         """Live and blocked ones, in order of submission."""
         self._step = 0
-        self._in_flight = False
+        self._flights: deque[Flight] = deque()
+        """Steps launched and not landed, oldest first."""
+        self._depth = 2 if shape.async_scheduling else 1
+        """How many of them there may be."""
+        self._must_land = False
+        """What can run waits for the step in flight: nothing was left to launch when a step was last composed."""
 
     # Questions.
 
@@ -112,48 +138,75 @@ class EngineModel:
             digests=pool.digests(),
             free=tuple(pool.free),
             pause_mode=self._pause.mode,
-            pause_pending=bool(self._pause.calls),
+            pause_pending=self._pause.mode is not None and bool(self._pause.calls),
             weight_version=self._weights.version,
             update_open=self._weights.session is not None,
             out_of_service=self._out_of_service,
         )
 
     def has_work(self) -> bool:
-        """Whether a step is due."""
+        """Whether a turn of the loop is due."""
+        return bool(self._flights) or self.launch_due
+
+    @property
+    def launch_due(self) -> bool:
+        """Whether `schedule()` is allowed."""
+        if self._must_land or len(self._flights) == self._depth:
+            return False
         if not self._frozen and self._scheduler.has_runnable(admit=self._admits):
             return True
         return self._profile.empty_steps and self._scheduler.unreported
+
+    @property
+    def landing_due(self) -> bool:
+        """Whether the oldest step in flight has to land now: nothing else can be launched before."""
+        return bool(self._flights) and not self.launch_due
+
+    @property
+    def landing_epoch(self) -> int:
+        """The weights epoch that the step that lands next was launched on.
+
+        Raises:
+            IndexError: no step is in flight.
+        """
+        return self._flights[0].epoch
 
     # Steps.
 
     def schedule(self) -> list[Event]:
         """The first half of a step: choose the batch, take its blocks, launch the forward pass.
 
+        With a step in flight it may turn out that everyone waits for that one's tokens: then nothing
+        is launched (the events tell at most of preemptions), and a landing is due.
+
         Raises:
-            RuntimeError: a step is in flight, or none is due.
+            RuntimeError: no launch is due.
         """
-        self._expect_between_steps("schedule")
-        if not self.has_work():
-            raise RuntimeError("schedule() while has_work() is false: a step is not allowed here, ask has_work() first")
-        self._step += 1
-        self._in_flight = True
+        if not self.launch_due:
+            raise RuntimeError("schedule() while launch_due is false: a step is not allowed here, ask launch_due first")
         events: list[Event] = []
-        batch = self._scheduler.compose(events, epoch=self._weights.epoch, admit=self._admits, frozen=self._frozen)
-        assert batch or self._profile.empty_steps, f"step {self._step} is empty although a request can run"
-        events.append(Launched(step=self._step, batch=batch))
+        draft = self._scheduler.compose(events, epoch=self._weights.epoch, admit=self._admits, frozen=self._frozen)
+        if not draft.batch and not self._profile.empty_steps:
+            assert self._flights, f"step {self._step + 1} is empty although a request can run"
+            self._must_land = True
+            return events
+        self._step += 1
+        self._flights.append(Flight(self._step, self._weights.epoch, self._weights.version, draft.samplers))
+        events.append(Launched(step=self._step, batch=tuple(draft.batch)))
         return events
 
     def land(self, sample: Callable[[str, int], int]) -> list[Event]:
-        """The second half: `sample(request_id, position)` gives each new token; the prompt's first position is 0.
+        """The second half, of the oldest step in flight: `sample(request_id, position)` gives each new token;
+        the prompt's first position is 0.
 
         Raises:
             RuntimeError: no step is in flight.
         """
-        if not self._in_flight:
+        if not self._flights:
             raise RuntimeError("land() without a step in flight: call schedule() first")
-        self._in_flight = False
+        self._must_land = False
         events: list[Event] = []
-        ended = self._scheduler.record(events, sample, step=self._step, version=self._weights.version)
+        ended = self._scheduler.record(events, sample, self._flights.popleft())
         for request in ended:
             del self._requests[request.id]
         self._complete_pause(events)
@@ -166,9 +219,7 @@ class EngineModel:
 
         Raises:
             ValueError: a verb of the lockstep driver, or a prompt that was not tokenised.
-            RuntimeError: a step is in flight.
         """
-        self._expect_between_steps(operation.verb)
         events: list[Event] = [Received(op=op)]
         try:
             answer = self._carry_out(op, operation, events)
@@ -211,11 +262,12 @@ class EngineModel:
 
     def _submit(self, submit: Submit, events: list[Event]) -> Answer:
         request = self._valid_request(submit)
-        if self._late and self._shape.late_requests == "reject":
+        policy = self._late_policy if self._late else "queue"
+        if policy == "reject":
             state = "out of service" if self._out_of_service else "paused"
             raise Refused("rejected", f"{submit.id} came while the engine is {state}: try again later")
         self._requests[request.id] = request
-        if self._late and self._shape.late_requests == "block":
+        if policy == "block":
             request.status = "blocked"
             events.append(Blocked(request=request.id))
             return {"state": "blocked"}
@@ -234,18 +286,19 @@ class EngineModel:
         if pause.mode == "wait" and self._live():
             if self._out_of_service:
                 raise Refused("out-of-service", f"{self._weights.failure}: nothing can run; abort, or finish a full update first")
-            if self._weights.session is not None:
+            if self._weights.session is not None and self._profile.weights_need_pause:
                 raise Refused("conflict", "a weight session is open: nothing can run to its end, finish the session first")
         for call in self._pause.take_up(PauseCall(op, pause.mode, pause.clear_cache)):
             events.append(_superseded(call, "pause(keep)"))
-        events.append(PausePending(mode=pause.mode, clear_cache=self._pause.clear_cache))
+        apart = self._profile.pauses_meet == "apart"
+        events.append(PausePending(mode=pause.mode, clear_cache=pause.clear_cache if apart else self._pause.clear_cache))
         if pause.mode == "abort":
             self._end_aborted(self._live(), events)
         elif pause.mode == "wait":
             self._scheduler.unpark()
 
     def _resume(self, events: list[Event]) -> Answer:
-        if self._weights.session is not None:
+        if self._weights.session is not None and self._profile.weights_need_pause:
             raise Refused("conflict", "a weight session is open: call finish_weight_update before resume")
         if self._out_of_service:
             raise Refused("out-of-service", f"{self._weights.failure}: finish a full update before resume")
@@ -257,7 +310,7 @@ class EngineModel:
         return {"status": "resumed"}
 
     def _reset_prefix_cache(self, events: list[Event]) -> Answer:
-        if self._pause.effective or self._scheduler.pool.nothing_held:
+        if self._scheduler.pool.nothing_held or (self._pause.effective and self._profile.reset_preempts_frozen):
             self._scheduler.clear_cache(events)
             return {"status": "reset"}
         events.append(Cleared(tier="device", success=False, empty=False))
@@ -265,7 +318,7 @@ class EngineModel:
 
     def _start_weight_update(self, start: StartWeightUpdate, events: list[Event]) -> Answer:
         self._expect_pause("start_weight_update", allow_unpaused=start.allow_unpaused)
-        if self._pause.calls:
+        if self._pause.calls and self._profile.weights_need_pause:
             raise Refused("conflict", "a pause is pending: start_weight_update once it has returned")
         self._weights.start(fails=start.fails, events=events)
         return {"status": "started"}
@@ -291,16 +344,18 @@ class EngineModel:
     # Pauses.
 
     def _complete_pause(self, events: list[Event]) -> None:
-        """A pending pause becomes effective, and its calls return, once nothing is left to run."""
+        """A pending pause becomes effective, and its calls return, once nothing is left to run or to land."""
         if not self._pause.calls or self.has_work():
             return
-        clear_cache = self._pause.clear_cache
-        if clear_cache:
-            self._scheduler.clear_cache(events)
-        assert self._pause.mode is not None
-        events.append(PauseEffective(mode=self._pause.mode, clear_cache=clear_cache))
-        for call in self._pause.complete():
-            events.append(Returned(op=call.op, answer={"status": "paused"}, error=None))
+        takes_effect = self._pause.mode
+        for clear_cache, calls in self._pause.complete():
+            if clear_cache:
+                self._scheduler.clear_cache(events)
+            if takes_effect is not None:
+                events.append(PauseEffective(mode=takes_effect, clear_cache=clear_cache))
+                takes_effect = None
+            for call in calls:
+                events.append(Returned(op=call.op, answer={"status": "paused"}, error=None))
 
     def _let_in_late_requests(self, events: list[Event]) -> None:
         """Scheduling goes on: nobody is parked any more, and blocked ones are accepted, in order."""
@@ -328,21 +383,23 @@ class EngineModel:
         prompt = submit.prompt.token_ids
         if prompt is None:
             raise ValueError(f"{submit.id} has a prompt of text: the model needs token ids, tokenise it first")
-        longest = self._shape.max_model_len - 1
+        longest = self._max_model_len - 1
         if not 1 <= len(prompt) <= longest:
             raise Refused("invalid", f"got a prompt of {len(prompt)} tokens, expected 1 to max_model_len - 1 = {longest}")
         if submit.max_tokens < 1:
             raise Refused("invalid", f"got max_tokens {submit.max_tokens}, expected at least 1")
+        if (flaw := _sampling_flaw(submit)) is not None:
+            raise Refused("invalid", flaw)
         if submit.id in self._requests:
             raise Refused("invalid", f"the id {submit.id} is that of a request that has not ended: use another, or abort it")
-        request = Request(submit, prompt, max_model_len=self._shape.max_model_len)
+        request = Request(submit, prompt, max_model_len=self._max_model_len)
         blocks = -(-request.length_limit // self._shape.block_size)
         if blocks > self._shape.num_blocks:
             raise Refused("invalid", f"{submit.id} may need {blocks} blocks, the pool has {self._shape.num_blocks}: lower max_tokens")
         return request
 
     def _end_aborted(self, requests: Iterable[Request], events: list[Event]) -> None:
-        """End these requests; their tokens were delivered before, so that their outputs are empty."""
+        """End these requests; tokens that have landed were delivered then, so that their outputs are empty."""
         outputs = []
         for request in requests:
             self._scheduler.finish(request, "abort", events)
@@ -368,13 +425,29 @@ class EngineModel:
         """Whether a request handed in now is late."""
         return self._pause.mode is not None or self._out_of_service
 
-    def _expect_between_steps(self, call: str) -> None:
-        if self._in_flight:
-            raise RuntimeError(f"{call} while step {self._step} is in flight: call land() first, operations come between steps")
+    @property
+    def _late_policy(self) -> Literal["queue", "reject", "block"]:
+        """What becomes of a late request."""
+        if self._profile.late_requests == "reject-unless-keep":
+            return "queue" if self._pause.mode == "keep" else "reject"
+        return self._profile.late_requests or self._shape.late_requests
 
     def _expect_pause(self, verb: str, *, allow_unpaused: bool) -> None:
-        if not (self._pause.effective or allow_unpaused):
+        if not (self._pause.effective or allow_unpaused or not self._profile.weights_need_pause):
             raise Refused("conflict", f"{verb} needs an effective pause: pause first and wait for its answer, or say allow_unpaused")
+
+
+def _sampling_flaw(submit: Submit) -> str | None:
+    """What is wrong with how a request wants its tokens chosen."""
+    if submit.temperature < 0:
+        return f"got temperature {submit.temperature}, expected at least 0"
+    if not 0 < submit.top_p <= 1:
+        return f"got top_p {submit.top_p}, expected more than 0 and at most 1"
+    if not 0 <= submit.min_p <= 1:
+        return f"got min_p {submit.min_p}, expected 0 to 1"
+    if submit.top_k < 0 or (submit.logprobs or 0) < 0:
+        return f"got top_k {submit.top_k} and logprobs {submit.logprobs}, expected at least 0"
+    return None
 
 
 def _superseded(call: PauseCall, by: str) -> Returned:

@@ -6,7 +6,7 @@ then *effective* until resume. Several calls may be pending together; the newest
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from harness.operations import Mode
 
@@ -19,12 +19,20 @@ class PauseCall(NamedTuple):
     clear_cache: bool
 
 
+class Completion(NamedTuple):
+    """Calls that return together, and whether the cache is cleared for them."""
+
+    clear_cache: bool
+    calls: list[PauseCall]
+
+
 class PauseState:
     """None of `mode`: not paused."""
 
-    __slots__ = ("calls", "mode")
+    __slots__ = ("_apart", "calls", "mode")
 
-    def __init__(self) -> None:
+    def __init__(self, *, meet: Literal["merged", "apart"] = "merged") -> None:
+        self._apart = meet == "apart"
         self.mode: Mode | None = None
         self.calls: list[PauseCall] = []
 
@@ -39,18 +47,25 @@ class PauseState:
 
     def take_up(self, call: PauseCall) -> list[PauseCall]:
         """A call comes in, over pending ones or not. Returns those that it supersedes: `keep` freezes what a `wait` waits for."""
-        superseded = [pending for pending in self.calls if pending.mode == "wait"] if call.mode == "keep" else []
+        freezes = call.mode == "keep" and not self._apart
+        superseded = [pending for pending in self.calls if pending.mode == "wait"] if freezes else []
         self.calls = [pending for pending in self.calls if pending not in superseded]
         self.calls.append(call)
         self.mode = call.mode
         return superseded
 
-    def complete(self) -> list[PauseCall]:
-        """The engine is quiet: the pause is effective. Returns the calls that return now."""
-        calls, self.calls = self.calls, []
-        return calls
+    def complete(self) -> list[Completion]:
+        """The engine is quiet: the pause is effective. Returns the calls that return now, those first that return first."""
+        calls, clear_cache = self.calls, self.clear_cache
+        self.calls = []
+        if self._apart:
+            return [Completion(call.clear_cache, [call]) for call in reversed(calls)]
+        return [Completion(clear_cache, calls)]
 
     def end(self) -> list[PauseCall]:
-        """Resume. Returns the calls that it supersedes."""
+        """Resume. Returns the calls that it supersedes; calls that meet apart stay pending."""
         self.mode = None
-        return self.complete()
+        superseded: list[PauseCall] = []
+        if not self._apart:
+            superseded, self.calls = self.calls, []
+        return superseded

@@ -6,7 +6,7 @@ compares an engine with its own profile; invariants judge every engine by the pr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 
@@ -29,6 +29,35 @@ class Profile:
     """Where in the free queue released blocks go when prefix caching is off (vLLM 0.27.1: the tail).
     With caching on, blocks without a digest go to the head everywhere."""
 
+    lone_request_uncut: bool = True
+    """A request that is alone is not held to `long_prefill_token_threshold` (vLLM: from 0.32 on)."""
+
+    fits_model_len_to_pool: bool = False
+    """No request can outgrow the pool, because `max_model_len` is lowered to what the pool holds. vLLM does not start with
+    a longer one, so its adapter asks for that; a request that would be refused elsewhere ends there by length."""
+
+    late_requests: Literal["queue", "reject-unless-keep"] | None = None
+    """The only policy for late requests that the engine has, whatever its configuration asks for. None: it has them all.
+    vLLM queues; from 0.33 on it rejects under an `abort` or `wait` pause."""
+
+    pauses_meet: Literal["merged", "apart"] = "merged"
+    """How pause calls meet. Apart (vLLM): no call looks at what was before. Each pending call completes by itself once
+    nothing is left to run, the newest first, with its own clear_cache; none is superseded; `resume` leaves them pending."""
+
+    reset_preempts_frozen: bool = True
+    """`reset_prefix_cache` under an effective pause takes the blocks of frozen requests. False (vLLM's default): it is refused."""
+
+    weights_need_pause: bool = True
+    """Weight sessions and labels want a paused engine, a pause that runs requests wants no session, and the parts of a session
+    are counted. False (vLLM): a session minds only itself, so that labels and weights may change under running requests."""
+
+    failed_update_stops: bool = True
+    """A failure after a session's first byte closes the session and takes the engine out of service. False (vLLM): a failed
+    update closes the session, a failed finish leaves it open, and either way half-new weights go on serving."""
+
+    reports_spans: bool = True
+    """A finished request reports which output tokens which version sampled (vLLM: from 0.32 on)."""
+
     @classmethod
     def named(cls, name: str) -> Profile:
         """The profile of that name.
@@ -46,5 +75,24 @@ class Profile:
 CAESURA = Profile(name="caesura")
 """What contract.md promises: the profile of our own engine."""
 
-PROFILES = (CAESURA,)
-"""Every profile that a scenario can name."""
+VLLM_0_33 = Profile(
+    name="vllm-0.33",
+    empty_steps=True,
+    wait_admits_waiting=False,
+    fits_model_len_to_pool=True,
+    late_requests="reject-unless-keep",
+    pauses_meet="apart",
+    reset_preempts_frozen=False,
+    weights_need_pause=False,
+    failed_update_stops=False,
+)
+VLLM_0_32 = replace(VLLM_0_33, name="vllm-0.32", late_requests="queue")
+VLLM_0_31 = replace(VLLM_0_32, name="vllm-0.31", lone_request_uncut=False, reports_spans=False)
+VLLM_0_30 = replace(VLLM_0_31, name="vllm-0.30")
+VLLM_0_29 = replace(VLLM_0_31, name="vllm-0.29")
+VLLM_0_28 = replace(VLLM_0_31, name="vllm-0.28")
+VLLM_0_27 = replace(VLLM_0_31, name="vllm-0.27", uncached_freed_to="tail")
+VLLM_0_26 = replace(VLLM_0_27, name="vllm-0.26")
+
+PROFILES = (CAESURA, VLLM_0_26, VLLM_0_27, VLLM_0_28, VLLM_0_29, VLLM_0_30, VLLM_0_31, VLLM_0_32, VLLM_0_33)
+"""Every profile that a log can name. vLLM's differ from version to version in what docs/vllm.md lists."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from harness.events import VersionSpan
+from harness.events import FinishReason, VersionSpan
 from harness.model.labels import Parent
 from harness.operations import Submit
 from harness.state import RequestState, Status
@@ -16,6 +16,7 @@ class Request:
     __slots__ = (
         "blocks",
         "computed",
+        "ended",
         "id",
         "ignore_eos",
         "labels",
@@ -23,6 +24,7 @@ class Request:
         "num_preemptions",
         "num_prompt_tokens",
         "parked",
+        "placeholders",
         "published",
         "salt",
         "span_starts",
@@ -42,7 +44,11 @@ class Request:
         self.salt = submit.cache_salt
         self.status: Status | Literal["blocked"] = "waiting"
         self.parked = False
+        self.ended: FinishReason | None = None
         self.computed = 0
+        """Tokens whose KV launched steps compute; those that steps in flight will sample are counted like known ones."""
+        self.placeholders = 0
+        """Tokens that steps in flight will sample for this life of it."""
         self.blocks: list[int] = []
         self.published = 0
         """How many of its first blocks have a label in this life, hit ones included."""
@@ -82,6 +88,7 @@ class Request:
             output=tuple(self.tokens[self.num_prompt_tokens :]),
             num_computed_tokens=self.computed,
             num_preemptions=self.num_preemptions,
+            num_output_placeholders=self.placeholders,
             blocks=tuple(self.blocks),
             parked=self.parked,
         )

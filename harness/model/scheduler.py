@@ -15,6 +15,7 @@ from harness.events import (
     Allocated,
     Cleared,
     Delivered,
+    Dropped,
     Event,
     Finished,
     FinishReason,
@@ -27,6 +28,7 @@ from harness.events import (
     Scheduled,
     Stored,
 )
+from harness.model.flight import Flight
 from harness.model.labels import ContentLabels
 from harness.model.pool import BlockPool
 from harness.model.profile import Profile
@@ -37,7 +39,7 @@ from harness.model.shape import Shape
 class Draft:
     """A step that is being composed."""
 
-    __slots__ = ("batch", "epoch", "events", "left", "limit", "requests")
+    __slots__ = ("batch", "epoch", "events", "left", "limit", "samplers")
 
     def __init__(self, events: list[Event], *, epoch: int, limit: int, left: int) -> None:
         self.events = events
@@ -47,8 +49,8 @@ class Draft:
         self.left = left
         """Tokens that the step may still take."""
         self.batch: list[Scheduled] = []
-        self.requests: list[Request] = []
-        """Those of the batch, in the same order."""
+        self.samplers: list[Request] = []
+        """Those of the batch that sample a token, in the same order."""
 
 
 class Scheduler:
@@ -59,10 +61,12 @@ class Scheduler:
         "_caching",
         "_eos",
         "_labels",
+        "_lone_uncut",
+        "_publishes_late",
+        "_reports_spans",
         "_seats",
         "_step_tokens",
         "_threshold",
-        "in_step",
         "pool",
         "running",
         "unreported",
@@ -75,6 +79,10 @@ class Scheduler:
         self._step_tokens = shape.max_num_batched_tokens
         self._threshold = shape.long_prefill_token_threshold
         self._caching = shape.prefix_caching
+        self._publishes_late = shape.prefix_caching and shape.async_scheduling
+        """A block is launched before the last of its tokens is known: it may be left to publish when that one lands."""
+        self._lone_uncut = profile.lone_request_uncut
+        self._reports_spans = profile.reports_spans
         self._eos = eos_token_ids
         self._labels = ContentLabels()
         unlabelled_to = "head" if shape.prefix_caching else profile.uncached_freed_to
@@ -83,8 +91,6 @@ class Scheduler:
         """In order of admission."""
         self.waiting: deque[Request] = deque()
         """Preempted ones first, parked ones last."""
-        self.in_step: list[Request] = []
-        """Whom the step in flight computes, in scheduling order."""
         self.unreported = False
         """R4: a request ended since the last step was composed."""
 
@@ -102,8 +108,8 @@ class Scheduler:
 
     # A step: compose, then, when the forward pass has ended, record.
 
-    def compose(self, events: list[Event], *, epoch: int, admit: bool, frozen: bool) -> tuple[Scheduled, ...]:
-        """R12 to R18. The batch; its requests are `in_step` and have `computed` moved on.
+    def compose(self, events: list[Event], *, epoch: int, admit: bool, frozen: bool) -> Draft:
+        """R12 to R18. The step's batch, empty if nothing can be computed before a step in flight has landed.
 
         Args:
             events: gets what happens to queues and blocks.
@@ -116,23 +122,30 @@ class Scheduler:
         nobody_preempted = self._continue_running(draft)
         if admit and nobody_preempted:
             self._admit_waiting(draft)
-        self.in_step = draft.requests
-        return tuple(draft.batch)
+        return draft
 
     def _request_limit(self) -> int:
         """R12: how many tokens of the step one request may have. A request alone is not cut."""
-        alone = len(self.running) + len(self.waiting) <= 1
+        alone = self._lone_uncut and len(self.running) + len(self.waiting) <= 1
         return self._step_tokens if alone or not self._threshold else self._threshold
 
     def _continue_running(self, draft: Draft) -> bool:
-        """R13: running requests in turn, each with what it lacks. False if anyone was preempted."""
+        """R13: running requests in turn, each with what it lacks. False if anyone was preempted.
+
+        A token that a step in flight will sample is computed like a known one, unless it will be the request's last.
+        """
         size = self._block_size
         seated = len(self.running)
         # Preemption takes requests from the end of the list that this loop walks: never the one at hand, unless it is the last.
         for request in self.running:
             if draft.left <= 0:
                 break
-            count = min(len(request.tokens) - request.computed, draft.limit, draft.left)
+            due = len(request.tokens)
+            if request.placeholders:
+                due += request.placeholders
+                if due >= request.length_limit:
+                    continue
+            count = min(due - request.computed, draft.limit, draft.left)
             end = request.computed + count
             if end > len(request.blocks) * size and not self._grow(request, end, draft.events):
                 break
@@ -151,7 +164,11 @@ class Scheduler:
         return True
 
     def _admit_waiting(self, draft: Draft) -> None:
-        """R16: the first of waiting, until one does not fit, and nobody overtakes."""
+        """R16: the first of waiting, until one does not fit, and nobody overtakes.
+
+        None of them has a token in flight: a step that preempted admits nobody, and until the next
+        one is composed the step that was in flight then has landed.
+        """
         size = self._block_size
         while draft.left > 0 and self.waiting and not self.waiting[0].parked and len(self.running) < self._seats:
             request = self.waiting[0]
@@ -174,31 +191,39 @@ class Scheduler:
         """Its next `count` tokens, for which it has blocks, are computed in this step."""
         first = request.computed
         end = request.computed = first + count
-        if end // self._block_size > request.published:
-            self._publish(request, end, draft.events)
+        known = len(request.tokens)
+        full = end if end < known else known
+        if full // self._block_size > request.published:
+            self._publish(request, full, draft.events)
         self.pool.write(request.blocks, first, count, draft.epoch)
         draft.left -= count
         draft.batch.append(Scheduled(request.id, first, count))
-        draft.requests.append(request)
+        if end == known + request.placeholders:
+            request.placeholders += 1
+            draft.samplers.append(request)
 
-    def record(self, events: list[Event], sample: Callable[[str, int], int], *, step: int, version: str) -> list[Request]:
-        """R18 to R20: whoever has all its tokens computed gets the next one; returns the requests that it ended.
+    def record(self, events: list[Event], sample: Callable[[str, int], int], flight: Flight) -> list[Request]:
+        """R18 to R20: a step has landed, and its samplers get their tokens; returns the requests that it ended.
+
+        A request preempted since the launch gets its token where it waits; of one that has ended the token is dropped.
 
         Args:
             events: gets `landed` before all others.
             sample: gives the token at a position of a request, the prompt's first being 0.
-            step: the number of the step that landed.
-            version: label of the weights that sampled.
+            flight: the step.
         """
         sampled: list[Sampled] = []
         outputs: list[Output] = []
-        ended: list[tuple[Request, FinishReason]] = []
-        eos = self._eos
-        for request in self.in_step:
+        dropped: list[Dropped] = []
+        unsettled: list[tuple[Request, FinishReason | None]] = []
+        eos, size, version, late = self._eos, self._block_size, flight.version, self._publishes_late
+        for request in flight.samplers:
+            if request.ended is not None:
+                why = "aborted" if request.ended == "abort" else "finished"
+                dropped.append(Dropped(step=flight.step, request=request.id, why=why))
+                continue
             tokens = request.tokens
             position = len(tokens)
-            if request.computed < position:
-                continue
             token = sample(request.id, position)
             tokens.append(token)
             index = position - request.num_prompt_tokens
@@ -210,16 +235,25 @@ class Scheduler:
                 reason = "stop"
             elif position + 1 >= request.length_limit:
                 reason = "length"
-            if reason is not None:
-                ended.append((request, reason))
+            if request.placeholders:
+                request.placeholders -= 1
+            if reason is not None or (late and (request.computed - request.placeholders) // size > request.published):
+                unsettled.append((request, reason))
             sampled.append(Sampled(request.id, token))
             outputs.append(Output(request.id, index, (token,), reason))
-        events.append(Landed(step=step, sampled=tuple(sampled)))
-        for request, reason in ended:
-            self.finish(request, reason, events)
+        events.append(Landed(step=flight.step, sampled=tuple(sampled)))
+        events += dropped
+        self._settle(unsettled, events)
         if outputs:
             events.append(Delivered(outputs=tuple(outputs)))
-        return [request for request, _ in ended]
+        return [request for request, reason in unsettled if reason is not None]
+
+    def _settle(self, requests: list[tuple[Request, FinishReason | None]], events: list[Event]) -> None:
+        """What new tokens bring about, request by request: blocks that they filled are published, and some end a request."""
+        for request, reason in requests:
+            self._publish(request, request.computed - request.placeholders, events)
+            if reason is not None:
+                self.finish(request, reason, events)
 
     # What operations and preemption do to a request.
 
@@ -229,6 +263,7 @@ class Scheduler:
             self.running.remove(request)
         elif request.status != "blocked":
             self.waiting.remove(request)
+        request.ended = reason
         self.unreported = True
         events.append(
             Finished(
@@ -236,17 +271,18 @@ class Scheduler:
                 reason=reason,
                 prompt_tokens=request.num_prompt_tokens,
                 output_tokens=request.num_output_tokens,
-                spans=request.spans(),
+                spans=request.spans() if self._reports_spans else (),
             )
         )
         if request.blocks:
             self._release(request, events)
 
     def preempt(self, request: Request, *, by: str | None, events: list[Event]) -> None:
-        """R15: the last running request gives its blocks back and waits before all others; its tokens are kept."""
+        """R15: the last running request gives its blocks back and waits before all others; its tokens are kept,
+        and so is one that a step in flight will sample for it."""
         assert request is self.running[-1], f"{request.id} is preempted, but {self.running[-1].id} is the last running"
         self.running.pop()
-        request.status, request.computed, request.published = "preempted", 0, 0
+        request.status, request.computed, request.placeholders, request.published = "preempted", 0, 0, 0
         request.num_preemptions += 1
         self.waiting.appendleft(request)
         events.append(Preempted(request=request.id, by=by))
@@ -292,8 +328,8 @@ class Scheduler:
         events.append(Allocated(request=request.id, blocks=blocks, evicted=evicted))
 
     def _publish(self, request: Request, end: int, events: list[Event]) -> None:
-        """R8: its blocks that are full once tokens up to `end` are computed, before the forward pass that does it."""
-        if not self._caching:
+        """R8: its blocks that are full once tokens up to `end`, all known, are computed by launched steps or the one at hand."""
+        if not self._caching or end // self._block_size <= request.published:
             return
         stored: list[tuple[int, int]] = []
         for index in range(request.published, end // self._block_size):

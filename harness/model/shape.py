@@ -47,3 +47,8 @@ class Shape(Protocol):
     def late_requests(self) -> Literal["queue", "reject", "block"]:
         """What becomes of a request handed in while paused or out of service."""
         ...
+
+    @property
+    def async_scheduling(self) -> bool:
+        """Whether one step is in flight while the next is scheduled and launched."""
+        ...

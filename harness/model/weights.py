@@ -38,9 +38,11 @@ class Session:
 class Weights:
     """The resident weights, by version and epoch, and the session that may be changing them."""
 
-    __slots__ = ("epoch", "failure", "session", "version")
+    __slots__ = ("_counts_parts", "_failure_stops", "epoch", "failure", "session", "version")
 
-    def __init__(self) -> None:
+    def __init__(self, *, counts_parts: bool = True, failure_stops: bool = True) -> None:
+        self._counts_parts = counts_parts
+        self._failure_stops = failure_stops
         self.version = "default"
         self.epoch = 0
         self.session: Session | None = None
@@ -58,7 +60,7 @@ class Weights:
 
     def receive(self, part: int, of: int, *, fails: bool, events: list[Event]) -> None:
         session = self._open_session("update_weights")
-        if session.of not in (None, of):
+        if self._counts_parts and session.of not in (None, of):
             raise Refused("invalid", f"got part {part} of {of}, expected a part of {session.of} as before in this session")
         if not session.wrote:
             self.epoch += 1
@@ -72,11 +74,13 @@ class Weights:
         session = self._open_session("finish_weight_update")
         if self.failure is not None and not session.wrote_all:
             raise Refused("conflict", f"{self.failure}, so every tensor must be sent before finish: send the parts that are missing")
-        if fails and session.wrote:
+        if self._counts_parts and session.of is not None and not session.wrote_all:
+            raise Refused("conflict", f"not all {session.of} parts were sent: send the others before finish")
+        if fails and session.wrote and self._failure_stops:
             self._break("finish", events)
         if fails:
-            events.append(UpdateFailed(phase="finish", wrote=False, why=_BROKEN))
-            raise Refused("failed", f"finish_weight_update: {_BROKEN}; nothing was written, the session stays open")
+            events.append(UpdateFailed(phase="finish", wrote=session.wrote, why=_BROKEN))
+            raise Refused("failed", f"finish_weight_update: {_BROKEN}; the session stays open")
         self.session = None
         self.failure = None
         self.version = self.version if version is None else version
@@ -90,6 +94,8 @@ class Weights:
     def _break(self, phase: Literal["update", "finish"], events: list[Event]) -> None:
         """A failure after the first byte: nothing may be sampled until a full update succeeds."""
         self.session = None
-        self.failure = f"a weight update failed half-way, in {phase}"
         events.append(UpdateFailed(phase=phase, wrote=True, why=_BROKEN))
+        if not self._failure_stops:
+            raise Refused("failed", f"a weight update failed half-way, in {phase}: {_BROKEN}; what was written is served")
+        self.failure = f"a weight update failed half-way, in {phase}"
         raise Refused("failed", f"{self.failure}: {_BROKEN}; the engine is out of service until a full update succeeds")

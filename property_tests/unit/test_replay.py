@@ -23,6 +23,7 @@ from harness.events import (
     Event,
     Finished,
     Freed,
+    Landed,
     Launched,
     Opened,
     PartReceived,
@@ -31,6 +32,7 @@ from harness.events import (
     Preempted,
     Relabelled,
     Resumed,
+    Sampled,
     Scheduled,
     Stored,
     UpdateFailed,
@@ -118,6 +120,28 @@ def test_the_state_can_be_read_at_any_event():
     assert of(log, until=launched + 1).state().running[0].output == (7,)
     assert of(log, until=launched + 1).requests["r1"].delivered == []
     assert of(log).requests["r1"].delivered == [7]
+
+
+def test_a_token_in_flight_is_a_placeholder_until_its_step_lands():
+    log = running().launch(("r1", 5, 1)).launch(("r1", 6, 1))
+    events = range(log.last(Launched) - 2, len(log.entries))
+    assert [of(log, until=seq).state().running[0].num_output_placeholders for seq in events] == [0, 1, 2]
+    log.add(Landed(step=2, sampled=(Sampled("r1", 8),)))
+    (r1,) = of(log).state().running
+    assert (r1.output, r1.num_computed_tokens, r1.num_output_placeholders) == ((7, 8), 7, 1)
+
+
+def test_a_preemption_leaves_no_placeholder_and_the_token_in_flight_is_appended():
+    log = running().launch(("r1", 5, 1)).add(Preempted(request="r1", by="r1"), Freed(request="r1", head=(1,), tail=(0,)))
+    assert of(log).state().waiting[0].num_output_placeholders == 0
+    (r1,) = of(log.add(Landed(step=2, sampled=(Sampled("r1", 8),)))).state().waiting
+    assert (r1.output, r1.num_computed_tokens, r1.num_output_placeholders) == ((7, 8), 0, 0)
+
+
+def test_a_token_belongs_to_the_request_that_its_step_was_launched_for():
+    log = running().launch(("r1", 5, 1)).abort("r1", head={"r1": (1,)}).submit("r1", PROMPT)
+    log.add(Landed(step=2, sampled=(Sampled("r1", 8),)))
+    assert of(log).state().waiting[0].output == ()
 
 
 def test_preempted_requests_stand_at_the_front_and_keep_their_tokens():

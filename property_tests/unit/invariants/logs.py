@@ -14,6 +14,7 @@ from harness.events import (
     Accepted,
     Admitted,
     Allocated,
+    Blocked,
     Called,
     Cleared,
     Closed,
@@ -54,14 +55,23 @@ NEW_WEIGHTS = WeightSource(original=True)
 class Timeline:
     """A log under construction; every method appends and returns the timeline."""
 
-    def __init__(self, *, level: int = 2, num_blocks: int = 8, block_size: int = 4) -> None:
+    def __init__(
+        self,
+        *,
+        level: int = 2,
+        num_blocks: int = 8,
+        block_size: int = 4,
+        max_model_len: int = 32,
+        device: str = "none",
+        eos: tuple[int, ...] = (),
+    ) -> None:
         self.entries: list[Entry] = []
         self._op = 0
         self._step = 0
         self._sampled: dict[str, list[int]] = {}
         self._delivered: dict[str, int] = {}
         self._prompts: dict[str, int] = {}
-        engine: dict[str, Any] = {"num_blocks": num_blocks, "block_size": block_size}
+        engine: dict[str, Any] = {"num_blocks": num_blocks, "block_size": block_size, "max_model_len": max_model_len}
         self.add(
             Opened(
                 schema=SCHEMA,
@@ -69,10 +79,10 @@ class Timeline:
                 backend="hand",
                 versions={},
                 level=level,
-                device="none",
+                device=device,
                 engine=engine,
                 profile="caesura",
-                eos_token_ids=(),
+                eos_token_ids=eos,
                 scenario="",
                 seed=0,
                 clock_base_ns=0,
@@ -99,11 +109,19 @@ class Timeline:
     def refuse(self, code: ErrorCode, *, op: int | None = None) -> Self:
         return self.add(Returned(op=self._op if op is None else op, answer=None, error=Failure(code, code)))
 
-    def submit(self, id: str, prompt: Iterable[int], *, cache_salt: str | None = None, parked: bool = False) -> Self:
+    def submit(self, id: str, prompt: Iterable[int], *, max_tokens: int = 16, cache_salt: str | None = None, parked: bool = False) -> Self:
         tokens = tuple(prompt)
-        self._prompts[id], self._sampled[id], self._delivered[id] = len(tokens), [], 0
-        self.take_up(Submit(id=id, prompt=Prompt(tokens=tokens), cache_salt=cache_salt))
-        return self.add(Accepted(request=id, parked=parked)).answer({"state": "parked" if parked else "queued"})
+        self.take_up(Submit(id=id, prompt=Prompt(tokens=tokens), max_tokens=max_tokens, cache_salt=cache_salt))
+        return self.taken_on(id, parked=parked, prompt_tokens=len(tokens)).answer({"state": "parked" if parked else "queued"})
+
+    def taken_on(self, id: str, *, parked: bool = False, prompt_tokens: int = 1) -> Self:
+        """`accepted`: in the middle of a submission."""
+        self._prompts[id], self._sampled[id], self._delivered[id] = prompt_tokens, [], 0
+        return self.add(Accepted(request=id, parked=parked))
+
+    def held(self, id: str) -> Self:
+        """`blocked`: in the middle of a submission."""
+        return self.add(Blocked(request=id))
 
     def abort(self, *ids: str, head: Mapping[str, tuple[int, ...]] | None = None) -> Self:
         """Those in `head` held blocks, which go to the head of the free queue."""

@@ -80,18 +80,62 @@ def test_a_cleared_cache_is_not_hit():
     assert said(log.violation(ID)) == ("r2 hit block 0, which has no digest", "a cached or shared block", "free")
 
 
-def test_a_block_whose_step_never_ran_is_not_hit():
+def aborted_before_its_step() -> Timeline:
     """The digest is published when the step is scheduled; an abort comes before the step."""
     log = Timeline().submit("r1", PROMPT).admit("r1", [0, 1], stored=[(0, 0)])
-    log.abort("r1").add(Freed(request="r1", head=(1,), tail=(0,)))
-    log.submit("r2", PROMPT).admit("r2", [1], hit=[0]).step(("r2", 4, 1), r2=7)
-    violation = log.violation(ID)
+    return log.abort("r1").add(Freed(request="r1", head=(1,), tail=(0,)))
+
+
+def test_a_block_whose_step_never_ran_cannot_be_hit():
+    violation = aborted_before_its_step().violation(ID)
+    assert said(violation) == (
+        "block 0, published by r1, can be hit and the step that was to write it did not run",
+        "its digest withdrawn, or all its entries written",
+        "label 0, entry 0 of 4 never written",
+    )
+
+
+def test_a_block_whose_step_never_ran_is_not_hit():
+    log = aborted_before_its_step().submit("r2", PROMPT).admit("r2", [1], hit=[0]).step(("r2", 4, 1), r2=7)
+    violation = log.judgement(ID).violations[-1]
     assert said(violation) == (
         "step 1 of r2 attends to a hit, and no launched step wrote the KV before it",
         "every earlier position written by a launched step",
         "position 0 (block 0) was never written",
     )
     assert violation.seq == log.last(Launched)
+
+
+def preempted_before_its_step() -> Timeline:
+    log = Timeline().submit("r1", PROMPT).admit("r1", [0, 1], stored=[(0, 0)])
+    return log.add(Preempted(request="r1", by=None), Freed(request="r1", head=(1,), tail=(0,)))
+
+
+def test_a_block_whose_step_ran_without_its_request_cannot_be_hit():
+    log = preempted_before_its_step().admit("r1", [1, 2], stored=[(1, 0)], life=2).launch(("r1", 0, 5))
+    violation = log.violation(ID)
+    assert violation.sentence == "block 0, published by r1, can be hit and the step that was to write it did not run"
+    assert [cause.what for cause in violation.cause] == ["published", "r1 preempted"]
+
+
+def test_a_block_that_nobody_ever_wrote_is_missed_at_the_end():
+    assert preempted_before_its_step().close("paused").violation(ID).got == "label 0, entry 0 of 4 never written"
+
+
+def test_a_digest_that_was_withdrawn_needs_no_step():
+    log = Timeline(num_blocks=2).submit("r1", PROMPT).admit("r1", [0, 1], stored=[(0, 0)])
+    log.add(Preempted(request="r1", by=None), Freed(request="r1", head=(1,), tail=(0,)))
+    assert log.admit("r1", [1, 0], evicted=[0], stored=[(1, 0)], life=2).launch(("r1", 0, 5)).holds(ID)
+
+
+def test_a_block_that_can_be_hit_is_not_written_again():
+    violation = running().launch(("r1", 2, 4)).violation(ID)
+    assert said(violation) == (
+        "step 2 of r1 writes position 2 again, in block 0, which can be hit",
+        "each entry of a block with a digest written once",
+        "written before",
+    )
+    assert [cause.what for cause in violation.cause] == ["the entry was written"]
 
 
 def test_the_writer_of_a_hit_stands_before_its_reader():
@@ -104,7 +148,10 @@ def test_the_writer_of_a_hit_stands_before_its_reader():
 def test_a_block_written_in_part_is_not_hit():
     log = Timeline().submit("r1", PROMPT).admit("r1", [0, 1], stored=[(0, 0)]).step(("r1", 0, 3))
     log.submit("r2", PROMPT).admit("r2", [2], hit=[0]).step(("r2", 4, 1), r2=7)
-    assert log.violation(ID).got == "position 3 (block 0) was never written"
+    assert [violation.got for violation in log.judgement(ID).violations] == [
+        "label 0, entry 3 of 4 never written",
+        "position 3 (block 0) was never written",
+    ]
 
 
 def test_no_position_is_left_out():

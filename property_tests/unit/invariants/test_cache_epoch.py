@@ -143,3 +143,37 @@ def test_an_update_beside_steps_promises_nothing():
     log = running().take_up(StartWeightUpdate(allow_unpaused=True)).add(UpdateStarted()).answer()
     log.add(PartReceived(part=1, of=1, tensors=1, bytes=4)).step(("r1", 5, 1), r1=8).add(Committed(version="v2"))
     assert log.step(("r1", 6, 1), r1=9).holds(ID)
+
+
+def test_an_update_that_nobody_allowed_keeps_nothing():
+    log = running()
+    written = log.last(Launched)
+    violation = log.swap("v2").step(("r1", 5, 1), r1=8).violation(ID)
+    assert said(violation) == (
+        "step 2 of r1 attends to stale KV",
+        "entries of epoch 1 only, as no pause kept older ones",
+        "the entry at position 0 is of epoch 0",
+    )
+    part = log.last(PartReceived)
+    assert [(cause.seq, cause.what) for cause in violation.cause] == [
+        (written, "written in epoch 0"),
+        (part, "first byte of epoch 1"),
+        (part, "new weights without a pause"),
+    ]
+
+
+def test_a_pause_that_is_pending_keeps_nothing():
+    log = running().pause("keep").swap("v2").effective("keep", ops=[2]).resume()
+    assert log.step(("r1", 5, 1), r1=8).violation(ID).expected == "entries of epoch 1 only, as no pause kept older ones"
+
+
+def test_one_that_was_allowed_later_brings_no_old_kv_back():
+    log = running().swap("v2").take_up(StartWeightUpdate(allow_unpaused=True)).add(UpdateStarted()).answer()
+    log.add(PartReceived(part=1, of=1, tensors=1, bytes=4)).step(("r1", 5, 1), r1=8)
+    assert log.violation(ID).got == "the entry at position 0 is of epoch 0"
+
+
+def test_a_reset_after_an_update_that_was_allowed_beside_steps_counts():
+    log = running().take_up(StartWeightUpdate(allow_unpaused=True)).add(UpdateStarted()).answer()
+    log.add(PartReceived(part=1, of=1, tensors=1, bytes=4), Committed(version="v2")).take_up(ResetPrefixCache()).answer()
+    assert log.step(("r1", 5, 1), r1=8).violation(ID).expected == "entries of epoch 1 only, as a clear was promised"

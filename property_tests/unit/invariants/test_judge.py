@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.events import Delivered, Output, Sampled
+from harness.events import Delivered, Output, Reference, Sampled
 from harness.invariants import INVARIANTS, REPORTED, Invariant, Judge, invariant, judge
 from harness.invariants.judge import UNFINISHED, UNOPENED
 
@@ -12,9 +12,10 @@ from .logs import Timeline
 
 
 def good() -> Timeline:
-    log = Timeline().submit("r1", [20, 21]).admit("r1", [0]).step(("r1", 0, 2), r1=7)
+    log = Timeline().submit("r1", [20, 21], max_tokens=2).admit("r1", [0]).step(("r1", 0, 2), r1=7)
     log.pause("keep").effective("keep").swap("v2").resume().launch(("r1", 2, 1)).land(r1=8)
-    return log.finish("r1", spans=[("default", 0, 1), ("v2", 1, 2)], head=(0,)).deliver(r1="length").close()
+    log.finish("r1", spans=[("default", 0, 1), ("v2", 1, 2)], head=(0,)).deliver(r1="length")
+    return log.add(Reference(request="r1", nth=1, kind="mixed", first=0, tokens=(7, 8))).close()
 
 
 def test_a_good_log_holds_everything():
@@ -47,6 +48,8 @@ def test_a_schedule_log_says_nothing_of_blocks():
     assert sorted(judgement.invariant for judgement in judgements if judgement.status == "not-checkable") == [
         "block-lifetime",
         "cache-epoch",
+        "golden",
+        "reset-truth",
     ]
     assert {judgement.status for judgement in judgements} == {"holds", "not-checkable"}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.events import Cleared, Delivered, Freed, Output, PausePending, Preempted
+from harness.events import Cleared, Delivered, Freed, Output, PausePending, Preempted, Stored
 from harness.operations import Pause, ResetPrefixCache
 
 from .logs import Timeline, said
@@ -102,6 +102,12 @@ def test_a_later_keep_does_not_allow_an_end():
     assert end(running().pause("keep").pause("keep")).violation(ID).cause[0].what == "pause(keep) taken up"
 
 
+def test_a_step_launched_for_a_wait_between_two_keeps_may_end_a_request():
+    log = running().pause("keep").pause("wait").launch(("r1", 2, 1)).pause("keep").refuse("superseded", op=3)
+    log.land(r1=8).finish("r1", head=(0,)).deliver(r1="length")
+    assert log.effective("keep", ops=[2, 4]).holds(ID)
+
+
 def test_frozen_requests_are_not_aborted_on_the_way_to_resume():
     violation = told(running().pause("keep").effective("keep").finish("r1", "abort", head=(0,))).violation(ID)
     assert violation.sentence == "r1 was aborted under pause(keep), and nobody asked for that"
@@ -188,3 +194,60 @@ def test_a_reset_may_clear_under_a_pause():
     log = running().pause("keep").effective("keep").take_up(ResetPrefixCache())
     log.add(Preempted(request="r1", by=None), Freed(request="r1", head=(0,), tail=()))
     assert log.cleared().answer().holds(ID)
+
+
+def test_a_pending_wait_runs_none_that_came_after_it():
+    log = running().pause("wait").submit("r2", [30], parked=True).admit("r2", [1]).step(("r1", 2, 1), ("r2", 0, 1), r1=8, r2=7)
+    violation = log.step(("r1", 3, 1), ("r2", 1, 1), r1=9, r2=8).violation(ID)
+    assert said(violation) == (
+        "step 2 runs r2 under a pending pause(wait) that it came after",
+        "only those accepted before the call: [r1]",
+        "a step of [r1, r2]",
+    )
+    assert [cause.what for cause in violation.cause] == ["pause(wait) taken up", "r2 came"]
+
+
+def test_a_wait_that_joins_a_wait_runs_those_that_came_in_between():
+    log = running().pause("wait").submit("r2", [30], parked=True).pause("wait").admit("r2", [1])
+    assert log.step(("r1", 2, 1), ("r2", 0, 1), r1=8, r2=7).holds(ID)
+
+
+def test_a_running_engine_clears_nothing_unasked():
+    violation = reset_by_itself(running()).violation(ID)
+    assert said(violation) == (
+        "r1 was preempted by a cache reset, and no call asked for that",
+        "the cache kept until a pause or a reset clears it",
+        "a clear",
+    )
+
+
+def test_a_kept_cache_is_not_cleared_after_resume():
+    log = running().pause("keep").effective("keep").resume()
+    assert reset_by_itself(log).violation(ID).sentence == "r1 was preempted by a cache reset, and no call asked for that"
+
+
+def test_a_clear_that_was_carried_out_does_not_allow_another():
+    log = running().pause("abort", clear_cache=True).finish("r1", "abort", head=(0,))
+    told(log).cleared().effective("abort", clear_cache=True).resume()
+    assert log.cleared().violation(ID).sentence == "the cache was cleared, and no call asked for that"
+
+
+def reset_by_itself(log: Timeline) -> Timeline:
+    return log.add(Preempted(request="r1", by=None), Freed(request="r1", head=(0,), tail=())).cleared()
+
+
+def test_a_clear_that_leaves_blocks_held_is_none():
+    log = running().pause("keep", clear_cache=True).cleared()
+    violation = log.effective("keep", clear_cache=True).violation(ID)
+    assert said(violation) == (
+        "a pause with clear_cache=True took effect and the cache is not empty, although its reset said so",
+        "no block held and no digest left",
+        "blocks [0]",
+    )
+    assert violation.cause[-1].seq == log.last(Cleared)
+
+
+def test_a_clear_that_leaves_a_digest_is_none():
+    log = running().pause("keep", clear_cache=True).add(Preempted(request="r1", by=None)).cleared()
+    log.add(Stored(request="r1", blocks=((0, 0),)), Freed(request="r1", head=(), tail=(0,)))
+    assert log.effective("keep", clear_cache=True).violation(ID).got == "blocks [0]"

@@ -129,3 +129,13 @@ def test_blocked_requests_are_taken_on_by_a_running_engine():
 def test_a_pause_may_leave_requests_blocked():
     log = Timeline().pause("keep").effective("keep").take_up(submission("r1")).add(Blocked(request="r1")).answer({"state": "blocked"})
     assert log.close().holds(ID)
+
+
+def test_nobody_is_accepted_who_was_not_handed_in():
+    log = Timeline().submit("r1", [20]).finish("r1", "abort")
+    violation = log.taken_on("r1").violation(ID)
+    assert said(violation) == (
+        "r1 was accepted, and nobody had handed it in",
+        "a submission that was taken up, or a blocked request",
+        "one that ended by abort",
+    )

@@ -179,3 +179,24 @@ def test_an_end_that_counts_other_tokens_than_were_sampled():
         "output_tokens 2",
         "output_tokens 3",
     )
+
+
+def test_a_step_computes_only_tokens_that_exist():
+    violation = two_tokens().launch(("r1", 4, 3)).land(r1=9).violation(ID)
+    assert said(violation) == (
+        "step 3 computes tokens of r1 that do not exist",
+        "positions below 5: 5 tokens are known",
+        "position 6",
+    )
+
+
+def test_a_token_in_flight_may_be_computed_and_the_one_after_it_not():
+    log = two_tokens().launch(("r1", 4, 1)).launch(("r1", 5, 1))
+    assert log.holds(ID)
+    violation = log.launch(("r1", 6, 2)).violation(ID)
+    assert (violation.expected, violation.got) == ("positions below 7: 5 tokens are known, 2 in flight", "position 7")
+
+
+def test_a_step_computes_a_request_once():
+    violation = two_tokens().launch(("r1", 4, 1), ("r1", 4, 1)).land(r1=9).violation(ID)
+    assert said(violation) == ("step 3 computes r1 twice", "one row", "another, from position 4")

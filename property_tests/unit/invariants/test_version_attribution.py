@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.events import Committed, Landed, Launched, PartReceived, Relabelled, Sampled, Scheduled, UpdateFailed, UpdateStarted
-from harness.operations import StartWeightUpdate, SwapWeights
+from harness.operations import StartWeightUpdate, SwapWeights, UpdateWeightVersion
 
 from .logs import NEW_WEIGHTS, Timeline, said
 
@@ -104,3 +104,31 @@ def test_the_epoch_never_falls_within_a_request():
     log.add(Launched(step=2, batch=(Scheduled("r1", 2, 1),)), Landed(step=2, sampled=(Sampled("r1", 8),)))
     log.add(Landed(step=1, sampled=(Sampled("r1", 7),)))
     assert said(log.violation(ID)) == ("the epoch of r1's tokens falls", "epoch 1 or later", "epoch 0, from step 1")
+
+
+def relabelled(log: Timeline, version: str, *, allow_unpaused: bool = False) -> Timeline:
+    return log.take_up(UpdateWeightVersion(version="v3", allow_unpaused=allow_unpaused)).add(Relabelled(version=version)).answer()
+
+
+def test_a_label_is_set_under_a_pause_or_where_it_was_allowed_without():
+    assert relabelled(crossed().pause("keep").effective("keep"), "v3").holds(ID)
+    assert relabelled(crossed(), "v3", allow_unpaused=True).holds(ID)
+
+
+def test_a_label_is_set_as_it_was_asked_for():
+    violation = relabelled(crossed().pause("keep").effective("keep"), "v4").violation(ID)
+    assert said(violation) == ("the version was set to another label than was asked for", "v3", "v4")
+
+
+def test_no_label_is_set_while_running():
+    assert said(relabelled(crossed(), "v3").violation(ID)) == (
+        "the version was set to v3 without an effective pause",
+        "the call refused, as allow_unpaused was not asked for",
+        "a running engine",
+    )
+
+
+def test_no_label_is_set_under_a_pause_that_is_pending():
+    violation = relabelled(crossed().pause("wait"), "v3").violation(ID)
+    assert violation.got == "a wait pause that is pending"
+    assert [cause.what for cause in violation.cause] == ["pause taken up"]

@@ -25,6 +25,7 @@ class Shape:
     prefix_caching: bool = True
     long_prefill_token_threshold: int = 0
     late_requests: Literal["queue", "reject", "block"] = "queue"
+    async_scheduling: bool = False
 
 
 class Conversation:
@@ -54,7 +55,11 @@ class Conversation:
         return self.call(SwapWeights(source=WeightSource(original=True), version=version, **fields))
 
     def step(self, **tokens: int) -> list[Event]:
-        return self.model.schedule() + self.model.land(lambda request, position: tokens.get(request, 100 + position))
+        """A turn of the loop."""
+        events = [] if self.model.landing_due else self.model.schedule()
+        if self.model.landing_due:
+            events += self.model.land(lambda request, position: tokens.get(request, 100 + position))
+        return events
 
     def steps(self, count: int) -> list[Event]:
         return [event for _ in range(count) for event in self.step()]

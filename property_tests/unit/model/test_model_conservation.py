@@ -71,6 +71,7 @@ def shapes(draw):
         prefix_caching = draw(st.sampled_from([True, True, False]))
         long_prefill_token_threshold = draw(st.sampled_from([0, 0, 3]))
         late_requests = draw(st.sampled_from(["queue", "reject", "block"]))
+        async_scheduling = draw(st.booleans())
 
     return Shape()
 
@@ -90,15 +91,20 @@ def check_queues(model: EngineModel, shape) -> None:
     for request in state.running:
         assert request.status == "running" and not request.parked
         assert len(request.blocks) == -(-request.num_computed_tokens // shape.block_size)
-        assert request.num_computed_tokens < request.num_prompt_tokens + len(request.output) <= shape.max_model_len
+        known = request.num_prompt_tokens + len(request.output)
+        assert request.num_computed_tokens < known + request.num_output_placeholders <= shape.max_model_len
+        assert request.num_output_placeholders <= 1 and (shape.async_scheduling or not request.num_output_placeholders)
         assert len(model.kv_epochs(request.id)) == request.num_computed_tokens
         assert len(model.token_versions(request.id)) == len(request.output)
     for request in state.waiting:
-        assert request.status != "running" and request.blocks == () and request.num_computed_tokens == 0
+        assert request.status != "running" and request.blocks == ()
+        assert request.num_computed_tokens == request.num_output_placeholders == 0
     assert [request.parked for request in state.waiting] == sorted(request.parked for request in state.waiting), "parked ones stand last"
     assert len(state.running) <= shape.max_num_seqs
-    if state.out_of_service or (state.pause_mode and not state.pause_pending):
+    if state.pause_mode and not state.pause_pending:
         assert not model.has_work()
+    if state.out_of_service:
+        assert not model.launch_due
 
 
 class Ledger:
@@ -138,8 +144,10 @@ def test_blocks_tokens_and_endings_are_conserved(shape, timeline):
     model, ledger = EngineModel(shape), Ledger()
 
     def step() -> None:
-        events = model.schedule()
-        ledger.hear(events + model.land(lambda request, position: symbolic_token(request, position, model.epoch)))
+        events = model.schedule() if model.launch_due else []
+        if model.landing_due:
+            events += model.land(lambda request, position: symbolic_token(request, position, model.epoch))
+        ledger.hear(events)
         check_blocks(model.state())
         check_queues(model, shape)
 

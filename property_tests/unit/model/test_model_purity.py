@@ -100,7 +100,7 @@ from harness.model.symbolic import symbolic_token
 from harness.operations import Abort, Pause, Prompt, Resume, Submit, SwapWeights, WeightSource
 
 fields = dict(block_size=4, num_blocks=6, max_model_len=24, max_num_seqs=3, max_num_batched_tokens=8,
-              prefix_caching=True, long_prefill_token_threshold=0, late_requests="queue")
+              prefix_caching=True, long_prefill_token_threshold=0, late_requests="queue", async_scheduling=True)
 model = EngineModel(make_dataclass("Shape", fields)(**fields))
 choices = 20250101
 for op in range(300):
@@ -116,8 +116,9 @@ for op in range(300):
     )[choice // 97 % 6]
     print(*model.apply(op, operation), model.state(), sep="\\n")
     for _ in range(choice % 4):
-        if model.has_work():
+        if model.launch_due:
             print(*model.schedule(), sep="\\n")
+        if model.landing_due:
             print(*model.land(lambda request, position: symbolic_token(request, position, model.epoch)), sep="\\n")
 """
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.events import Delivered, Finished, Freed, Output
-from harness.operations import Abort, Advance, IsPaused, Prompt, Step, Submit
+from harness.events import Delivered, Dropped, Finished, Freed, Landed, Output
+from harness.operations import Abort, Advance, Prompt, Step, Submit
 
 
 @pytest.mark.parametrize(
@@ -96,19 +96,26 @@ def test_a_prompt_of_text_is_refused(engine):
         engine().call(Submit(id="r1", prompt=Prompt(text="hello")))
 
 
-def test_operations_come_between_steps(engine):
+def test_a_step_is_launched_after_the_one_before_has_landed(engine):
     engine = engine()
     engine.submit("r1", (1,))
     engine.model.schedule()
-    with pytest.raises(RuntimeError, match="is_paused while step 1 is in flight"):
-        engine.call(IsPaused())
-    with pytest.raises(RuntimeError, match="schedule while step 1 is in flight"):
+    assert engine.model.landing_due and not engine.model.launch_due
+    with pytest.raises(RuntimeError, match=r"schedule.* while launch_due is false"):
         engine.model.schedule()
+
+
+def test_an_abort_between_launch_and_landing_drops_the_token(engine):
+    engine = engine()
+    engine.submit("r1", (1,))
+    engine.model.schedule()
+    engine.abort("r1")
+    assert engine.model.land(lambda request, position: 7) == [Landed(step=1, sampled=()), Dropped(step=1, request="r1", why="aborted")]
 
 
 def test_no_step_without_work_and_no_landing_without_a_step(engine):
     model = engine().model
-    with pytest.raises(RuntimeError, match="has_work"):
+    with pytest.raises(RuntimeError, match="launch_due"):
         model.schedule()
     with pytest.raises(RuntimeError, match="schedule"):
         model.land(lambda request, position: 0)

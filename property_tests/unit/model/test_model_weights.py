@@ -233,12 +233,15 @@ def test_wait_is_refused_over_an_open_session_only_if_something_is_live(paused, 
 
 
 @pytest.mark.parametrize(
-    ("operation", "phase"),
-    [pytest.param(part(2, 2, fails=True), "update", id="in update"), pytest.param(finish("v2", fails=True), "finish", id="in finish")],
+    ("sent", "operation", "phase"),
+    [
+        pytest.param(part(1, 2), part(2, 2, fails=True), "update", id="in update"),
+        pytest.param(part(1, 1), finish("v2", fails=True), "finish", id="in finish"),
+    ],
 )
-def test_a_failure_after_the_first_byte_closes_the_session_and_takes_the_engine_out_of_service(paused, operation, phase):
+def test_a_failure_after_the_first_byte_closes_the_session_and_takes_the_engine_out_of_service(paused, sent, operation, phase):
     paused.call(start())
-    paused.call(part(1, 2))
+    paused.call(sent)
     assert without_messages(paused.call(operation)) == [
         Received(op=4),
         UpdateFailed(phase=phase, wrote=True, why=""),
@@ -275,9 +278,11 @@ def test_only_a_full_update_ends_being_out_of_service(broken, error):
     assert broken.model.has_work()
 
 
-def test_in_service_a_partial_update_commits(paused, error):
+def test_a_session_that_names_parts_is_finished_when_it_has_them_all(paused, error):
     paused.call(start())
     paused.call(part(1, 2))
+    assert error(paused.call(finish("v2"))) == "conflict"
+    paused.call(part(2, 2))
     assert error(paused.call(finish("v2"))) is None
 
 

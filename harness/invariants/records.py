@@ -1,0 +1,96 @@
+"""A request's books: how many tokens it has, how many it may have, and why it ended."""
+
+from __future__ import annotations
+
+from harness.events import Accepted, Blocked, Finished, Landed
+from harness.invariants.invariant import Invariant, invariant
+from harness.operations import Submit
+from harness.replay import Replay, Request
+
+
+@invariant("bookkeeping-shape", level=1)
+class BookkeepingShape(Invariant):
+    """Output stays within max_tokens and max_model_len, across preemption and resume; a request ends by `length` exactly
+    at its limit and by `stop` at a token that ends a sequence; its prompt is counted as it was sent."""
+
+    def __init__(self, replay: Replay) -> None:
+        super().__init__(replay)
+        self._submitted: dict[Request, Submit] = {}
+        """Live and blocked requests, with what was asked for."""
+
+    def after_accepted(self, seq: int, event: Accepted) -> None:
+        self._came(event.request)
+
+    def after_blocked(self, seq: int, event: Blocked) -> None:
+        self._came(event.request)
+
+    def _came(self, id: str) -> None:
+        calls = [call.operation for call in self.replay.calls.values() if isinstance(call.operation, Submit) and call.operation.id == id]
+        if calls:
+            self._submitted[self.replay.requests[id]] = calls[-1]
+
+    def before_landed(self, seq: int, event: Landed) -> None:
+        for id, _ in event.sampled:
+            request = self.replay.requests.get(id)
+            if request is None or request.finished is not None or request not in self._submitted:
+                continue
+            if len(request.output) < (limit := self._limit(request)):
+                continue
+            self.violated(
+                seq,
+                f"step {event.step} sampled a token beyond the limit of {id}",
+                expected=f"at most {limit} output tokens: max_tokens {self._submitted[request].max_tokens}{self._of_model(request)}",
+                got=f"token {len(request.output) + 1}",
+                once=("limit", request),
+            )
+
+    def before_finished(self, seq: int, event: Finished) -> None:
+        request = self.replay.requests.get(event.request)
+        submit = self._submitted.get(request) if request is not None else None
+        if request is None or request.finished is not None or submit is None:
+            return
+        output, limit = len(request.output), self._limit(request)
+        if event.reason == "length" and output != limit:
+            self._wrong_end(seq, event, f"{limit} output tokens: max_tokens {submit.max_tokens}{self._of_model(request)}", f"{output}")
+        elif event.reason == "stop" and (submit.ignore_eos or not request.output or request.output[-1] not in self._eos):
+            last = request.output[-1] if request.output else "none"
+            wanted = "no such end: ignore_eos was asked for" if submit.ignore_eos else f"a last token of {self._eos}"
+            self._wrong_end(seq, event, wanted, f"last token {last}")
+        if request.prompt is not None and event.prompt_tokens != len(request.prompt):
+            self.violated(
+                seq,
+                f"{event.request}'s prompt is counted as another length than was sent",
+                expected=f"prompt_tokens {len(request.prompt)}",
+                got=f"prompt_tokens {event.prompt_tokens}",
+            )
+
+    def after_finished(self, seq: int, event: Finished) -> None:
+        request = self.replay.requests.get(event.request)
+        if request is not None:
+            self._submitted.pop(request, None)
+
+    def _wrong_end(self, seq: int, event: Finished, expected: str, got: str) -> None:
+        self.violated(seq, f"{event.request} ended by `{event.reason}` where that is not so", expected=expected, got=got)
+
+    @property
+    def _eos(self) -> tuple[int, ...]:
+        return self.replay.opened.eos_token_ids if self.replay.opened else ()
+
+    def _limit(self, request: Request) -> int:
+        """Output tokens that the request may have."""
+        most, longest = self._submitted[request].max_tokens, self._max_model_len
+        return most if longest is None or request.prompt is None else min(most, longest - len(request.prompt))
+
+    def _of_model(self, request: Request) -> str:
+        if self._max_model_len is None or request.prompt is None:
+            return ""
+        return f", max_model_len {self._max_model_len} less {len(request.prompt)} of the prompt"
+
+    @property
+    def _max_model_len(self) -> int | None:
+        """The longest that a request can be. No more than the pool holds: an engine that lets in what cannot fit ends it there."""
+        shape = self.replay.opened.engine if self.replay.opened else {}
+        length, blocks, size = (shape.get(name) for name in ("max_model_len", "num_blocks", "block_size"))
+        if not isinstance(length, int):
+            return None
+        return min(length, blocks * size) if isinstance(blocks, int) and isinstance(size, int) else length

@@ -1,0 +1,70 @@
+"""Cache resets: a reset that says it succeeded left nothing behind."""
+
+from __future__ import annotations
+
+from harness.events import Allocated, Cleared, Hit, Stored
+from harness.invariants.invariant import Invariant, invariant, listed
+from harness.replay import NEVER, Replay
+
+
+@invariant("reset-truth", level=2)
+class ResetTruth(Invariant):
+    """A reset that reports success left every tier empty; one is refused only if live requests hold blocks, and never
+    while a pause is effective."""
+
+    def __init__(self, replay: Replay) -> None:
+        super().__init__(replay)
+        self._cleared = NEVER
+        self._forgotten: set[int] = set()
+        """Blocks whose digest the last reset was to forget, and that were not published since."""
+
+    def before_cleared(self, seq: int, event: Cleared) -> None:
+        if not event.success:
+            self._check_refusal(seq)
+            return
+        blocks = self.replay.blocks
+        held = [block for block, references in blocks.references.items() if references > 0]
+        if held or not event.empty:
+            self.violated(
+                seq,
+                "a reset reported success and the cache is not empty",
+                expected="no block held and no digest left",
+                got=f"blocks {listed(held)} held" if held else "the engine says itself that it is not",
+            )
+        self._forgotten |= blocks.labels.keys()
+        self._cleared = seq
+
+    def _check_refusal(self, seq: int) -> None:
+        replay = self.replay
+        paused = replay.pause_mode is not None and not replay.pause_pending
+        holding = [request.id for request in replay.live() if request.blocks]
+        if holding and not paused:
+            return
+        self.violated(
+            seq,
+            "a reset was refused that had to succeed",
+            expected="success: the pause lets frozen requests give up their blocks" if paused else "success: no live request holds a block",
+            got=f"refused, with {listed(holding)} holding blocks",
+            cause=[(replay.last_effective, "pause effective")] if paused else [],
+        )
+
+    def before_stored(self, seq: int, event: Stored) -> None:
+        self._forgotten.difference_update(block for block, _ in event.blocks)
+
+    def before_hit(self, seq: int, event: Hit) -> None:
+        self._check_gone(seq, event.blocks, f"{event.request} hit")
+
+    def before_allocated(self, seq: int, event: Allocated) -> None:
+        self._check_gone(seq, event.evicted, f"{event.request} evicted")
+        self._forgotten.difference_update(event.blocks)
+
+    def _check_gone(self, seq: int, blocks: tuple[int, ...], what: str) -> None:
+        if left := [block for block in blocks if block in self._forgotten]:
+            self.violated(
+                seq,
+                f"{what} block {left[0]}, whose digest a reset had reported gone",
+                expected="no digest that is older than the reset",
+                got=f"blocks {listed(left)} still have theirs",
+                cause=[(self._cleared, "cleared, success reported")],
+                once=self._cleared,
+            )
