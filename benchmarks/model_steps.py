@@ -35,6 +35,7 @@ class Shape(NamedTuple):
     prefix_caching: bool = True
     long_prefill_token_threshold: int = 0
     late_requests: Literal["queue", "reject", "block"] = "queue"
+    async_scheduling: bool = False
 
 
 def next_token(request: str, position: int) -> int:

@@ -13,13 +13,14 @@ from .errors import (
     EngineError,
     ForwardFailed,
     InvalidArgument,
+    NotFinite,
     OutOfService,
     PauseSuperseded,
     RequestRejected,
     UpdateFailed,
 )
 from .observer import Observer
-from .outputs import PauseTicket, RequestOutput, VersionSpan
+from .outputs import PauseTicket, RequestOutput, TokenLogprobs, VersionSpan
 from .weights import WeightTarget, named_weights, read_safetensors
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "EngineError",
     "ForwardFailed",
     "InvalidArgument",
+    "NotFinite",
     "Observer",
     "OutOfService",
     "PauseSuperseded",
@@ -37,6 +39,7 @@ __all__ = [
     "RequestOutput",
     "RequestRejected",
     "SamplingParams",
+    "TokenLogprobs",
     "UpdateFailed",
     "VersionSpan",
     "WeightTarget",

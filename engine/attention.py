@@ -1,8 +1,8 @@
 """Attention over a paged KV pool, behind transformers' attention interface.
 
 The model code is transformers' own; it calls `paged_attention` once a layer for
-all rows of a step, flattened to one sequence. What that call must know about
-the step travels with it as the keyword `paged`, so nothing is global but the
+all rows of a pass, flattened to one sequence. What that call must know about
+the pass travels with it as the keyword `paged`, so nothing is global but the
 function's name. transformers builds no masks for a name that it does not know.
 """
 
@@ -21,7 +21,7 @@ IMPLEMENTATION = "caesura_paged"
 
 
 class PagedKV(Protocol):
-    """What a layer's attention does with the rows of one step."""
+    """What a layer's attention does with the rows of one pass."""
 
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None) -> torch.Tensor:
         """Store the rows' keys and values and return what their queries see.
@@ -111,13 +111,24 @@ class KVCache:
         keys, values: by layer, [num_blocks * block_size, kv_heads, head_dim or value_dim].
     """
 
-    def __init__(self, layers: dict[int, LayerShape], *, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, layers: dict[int, LayerShape], *, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        num_slots = num_blocks * block_size
+        self.device = device
         self.keys = {layer: torch.zeros(num_slots, *shape.key, dtype=dtype, device=device) for layer, shape in layers.items()}
         self.values = {layer: torch.zeros(num_slots, *shape.value, dtype=dtype, device=device) for layer, shape in layers.items()}
+        self._block_size = block_size
+        self._offsets = torch.arange(block_size)
+
+    def slots(self, blocks: Sequence[int], count: int) -> torch.Tensor:
+        """Slots of the first `count` tokens of a block table: int64 [count], on the CPU."""
+        needed = -(-count // self._block_size)
+        return (torch.tensor(blocks[:needed])[:, None] * self._block_size + self._offsets).flatten()[:count]
 
 
 class Chunk(NamedTuple):
-    """One request's rows in a step: they are its tokens from `first` up to `end`, and see those before them."""
+    """One request's rows in a pass: they are its tokens from `first` up to `end`, and see those before them."""
 
     first: int
     end: int
@@ -127,49 +138,50 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True)
 class _View:
-    """What the rows [start, stop) of a step see."""
+    """What the rows of one chunk see."""
 
     start: int
-    stop: int
+    """Place of its first row in the pass."""
+    first: int
+    """Position of that row: it sees the entries up to its own."""
+    rows: int
     slots: torch.Tensor
     """Slots of the sequence up to the last row's own: int64 [entries]."""
-    mask: torch.Tensor | None
-    """bool [rows, entries], True = visible; None for a single row, which sees everything."""
 
 
 class PagedStep:
-    """One step over the KV cache: writes all rows' entries, then attends request by request over exactly what each may see.
+    """One pass over the KV cache: writes all rows' entries, then attends query by query over exactly what each may see.
 
-    Rows of one step never share a slot. A request may read entries that another writes in this very step
-    (a prefix hit on a block just published): hence all writes of a layer come before its first read.
+    A query's call has the shape of its position, whatever else is computed beside it, so its bits depend on its
+    sequence alone. Rows of one pass never share a slot. A request may read entries that another writes in this
+    very pass (a prefix hit on a block just published): hence all writes of a layer come before its first read.
+    Rows behind those of the chunks only fill the pass up: nothing of them is stored, and they see nothing.
     """
 
-    def __init__(self, cache: KVCache, chunks: Sequence[Chunk], *, block_size: int, device: torch.device) -> None:
+    def __init__(self, cache: KVCache, chunks: Sequence[Chunk]) -> None:
         self._cache = cache
-        offsets = torch.arange(block_size)
-        visible = [(torch.tensor(chunk.blocks)[:, None] * block_size + offsets).flatten()[: chunk.end] for chunk in chunks]
+        visible = [cache.slots(chunk.blocks, chunk.end) for chunk in chunks]
         # One transfer each instead of one for every request.
-        self._written = torch.cat([slots[chunk.first :] for slots, chunk in zip(visible, chunks, strict=True)]).to(device)
-        on_device = torch.cat(visible).to(device).split([len(slots) for slots in visible])
+        self._written = torch.cat([slots[chunk.first :] for slots, chunk in zip(visible, chunks, strict=True)]).to(cache.device)
+        on_device = torch.cat(visible).to(cache.device).split([len(slots) for slots in visible])
         self._views = []
         start = 0
         for chunk, slots in zip(chunks, on_device, strict=True):
             rows = chunk.end - chunk.first
-            mask = None if rows == 1 else torch.ones(rows, chunk.end, dtype=torch.bool, device=device).tril(chunk.first)
-            self._views.append(_View(start, start + rows, slots, mask))
+            self._views.append(_View(start, chunk.first, rows, slots))
             start += rows
 
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None) -> torch.Tensor:
         keys, values = self._cache.keys[layer], self._cache.values[layer]
-        keys.index_copy_(0, self._written, key)
-        values.index_copy_(0, self._written, value)
-        out = query.new_empty(*query.shape[:2], values.shape[2])
+        keys.index_copy_(0, self._written, key[: len(self._written)])
+        values.index_copy_(0, self._written, value[: len(self._written)])
+        out = query.new_zeros(*query.shape[:2], values.shape[2])
+        shared_heads = query.shape[1] != keys.shape[1]
         for view in self._views:
-            # [rows or entries, heads, dim] -> [1, heads, rows or entries, dim]
-            q, k, v = (
-                tensor.transpose(0, 1).unsqueeze(0)
-                for tensor in (query[view.start : view.stop], keys.index_select(0, view.slots), values.index_select(0, view.slots))
-            )
-            seen = scaled_dot_product_attention(q, k, v, attn_mask=view.mask, scale=scaling, enable_gqa=q.shape[1] != k.shape[1])
-            out[view.start : view.stop] = seen[0].transpose(0, 1)
+            # [entries, heads, dim] -> [1, heads, entries, dim]
+            seen_keys, seen_values = (pool.index_select(0, view.slots).transpose(0, 1).unsqueeze(0) for pool in (keys, values))
+            for row in range(view.rows):
+                entries = view.first + row + 1
+                q, k, v = query[None, view.start + row, :, None], seen_keys[:, :, :entries], seen_values[:, :, :entries]
+                out[view.start + row] = scaled_dot_product_attention(q, k, v, scale=scaling, enable_gqa=shared_heads)[0, :, 0]
         return out

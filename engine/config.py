@@ -7,8 +7,11 @@ only as a hang, many steps later.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Literal, get_args
+
+from .errors import InvalidArgument
 
 LateRequests = Literal["queue", "reject", "block"]
 DType = Literal["float32", "bfloat16", "float16"]
@@ -69,7 +72,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How a request's tokens are chosen (greedily) and when it ends. Checked by `EngineCore.submit`."""
+    """How a request's tokens are chosen and when it ends. Checked by `EngineCore.submit`."""
 
     max_tokens: int = 16
     """Most generated tokens, at least 1."""
@@ -77,3 +80,30 @@ class SamplingParams:
     """Go on after an end-of-sequence token."""
     cache_salt: str | None = None
     """Requests share prefix blocks only with requests of the same salt."""
+    temperature: float = 0.0
+    """Divides the logits; 0: greedy, and the filters below have no effect."""
+    top_p: float = 1.0
+    """Draw from the fewest best tokens whose probabilities sum to at least this; 1: from all."""
+    top_k: int = 0
+    """Draw from so many of the best tokens; 0: from all."""
+    min_p: float = 0.0
+    """Draw from tokens at least this probable in relation to the best one; 0: from all."""
+    seed: int | None = None
+    """What the request's draws are a function of, together with positions; None: its id takes the seed's place."""
+    logprobs: int | None = None
+    """Report each token's log probability, and those of so many best tokens; None: none."""
+
+    def check(self) -> None:
+        """Raises: InvalidArgument, for a value that has no meaning."""
+        if self.max_tokens < 1:
+            raise InvalidArgument(f"max_tokens must be at least 1, got {self.max_tokens}")
+        if not (isfinite(self.temperature) and self.temperature >= 0):
+            raise InvalidArgument(f"temperature must be a finite number of at least 0 (0 is greedy), got {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            raise InvalidArgument(f"top_p must be above 0 and at most 1 (1 is no limit), got {self.top_p}")
+        if self.top_k < 0:
+            raise InvalidArgument(f"top_k must be at least 0 (0 is no limit), got {self.top_k}")
+        if not 0 <= self.min_p <= 1:
+            raise InvalidArgument(f"min_p must be from 0 to 1 (0 is no limit), got {self.min_p}")
+        if self.logprobs is not None and self.logprobs < 0:
+            raise InvalidArgument(f"logprobs must be at least 0 (0: the chosen token's alone), or None for none, got {self.logprobs}")

@@ -21,6 +21,7 @@ from .model_runner import ModelRunner
 from .observer import Observer
 from .outputs import FinishReason, PauseMode, PauseTicket, RequestOutput
 from .request import Request, RequestStatus
+from .sampler import SampledToken
 from .scheduler import Scheduler
 from .weights import NamedTensors, WeightSession, WeightTarget, tensors_of
 
@@ -141,6 +142,7 @@ class EngineCore:
         """Run one forward pass over the next batch; without work, do nothing.
 
         Raises:
+            NotFinite: logits hold NaN or infinity; nothing was sampled, and no step may follow.
             ForwardFailed: an earlier forward pass raised. What it raised came through `step` unchanged.
         """
         if self._forward_failure is not None:
@@ -155,15 +157,17 @@ class EngineCore:
         self._observer.launched(self._num_steps, tuple((request.request_id, first, num_tokens) for request, first, num_tokens in batch))
         sampling = [share for share in batch if share.samples]
         try:
-            token_ids = self.runner.execute(batch)
+            sampled = self.runner.execute(batch)
         except BaseException as error:
             self._forward_failure = _describe(error)
+            self._observer.step_failed(self._num_steps, why=self._forward_failure)
             raise
         ids = [share.request.request_id for share in sampling]
+        token_ids = [token.token_id for token in sampled]
         self._observer.landed(self._num_steps, tuple(zip(ids, token_ids, strict=True)))
         reasons = self.scheduler.land(sampling, token_ids, version=self._weight_version)
-        for (request, _, _), token_id, reason in zip(sampling, token_ids, reasons, strict=True):
-            self._emit(request, (token_id,), reason)
+        for (request, _, _), token, reason in zip(sampling, sampled, reasons, strict=True):
+            self._emit(request, (token,), reason)
 
     # ---- pause ----
 
@@ -392,8 +396,7 @@ class EngineCore:
             raise InvalidArgument("the prompt is empty; expected at least one token")
         if length >= config.max_model_len:
             raise InvalidArgument(f"the prompt has {length} tokens; expected fewer than max_model_len ({config.max_model_len})")
-        if params.max_tokens < 1:
-            raise InvalidArgument(f"max_tokens must be at least 1, got {params.max_tokens}")
+        params.check()
         longest = min(length + params.max_tokens, config.max_model_len)
         if (needed := -(-longest // config.block_size)) > config.num_blocks:
             raise InvalidArgument(
@@ -408,10 +411,13 @@ class EngineCore:
         self.scheduler.finish(request, "abort")
         self._emit(request, (), "abort")
 
-    def _emit(self, request: Request, token_ids: tuple[int, ...], reason: FinishReason | None) -> None:
+    def _emit(self, request: Request, tokens: tuple[SampledToken, ...], reason: FinishReason | None) -> None:
         versions = None if reason is None else request.weight_versions
-        first = request.num_output_tokens - len(token_ids)
-        self._outputs.append(RequestOutput(request.request_id, first, token_ids, reason, versions))
+        first = request.num_output_tokens - len(tokens)
+        token_ids = tuple(token.token_id for token in tokens)
+        logprobs = tuple(token.logprobs for token in tokens if token.logprobs is not None)
+        asked = request.params.logprobs is not None
+        self._outputs.append(RequestOutput(request.request_id, first, token_ids, reason, versions, logprobs if asked else None))
 
     @property
     def _clear_asked(self) -> bool:

@@ -49,6 +49,10 @@ class ForwardFailed(EngineError):
     code = "failed"
 
 
+class NotFinite(ForwardFailed):
+    """Logits hold NaN or infinity, so that no token can be chosen by them."""
+
+
 class PauseSuperseded(EngineError):
     """A later call overrode this pause before it took effect."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,13 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from .attention import IMPLEMENTATION, Chunk, KVCache, LayerProbe, LayerShape, PagedKV, PagedStep
+from .attention import IMPLEMENTATION, KVCache, LayerProbe, LayerShape
 from .config import EngineConfig
+from .errors import NotFinite
+from .sampler import Draw, SampledToken, sample
 from .scheduler import ScheduledTokens
+from .tiles import Rows, TiledModel
+from .weights import first_not_finite, named_weights
 
 
 class ModelRunner:
@@ -22,19 +27,21 @@ class ModelRunner:
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        self._block_size = config.block_size
         self.device = torch.device(config.device)
         self.model = load_model(config, self.device)
-        layers = self._probe(config)
-        num_slots = config.num_blocks * config.block_size
-        self.kv_cache = KVCache(layers, num_slots=num_slots, dtype=self.model.dtype, device=self.device)
+        self.tiled = TiledModel(self.model, self.device)
+        self.kv_cache = KVCache(
+            probe_layers(self.tiled, config),
+            num_blocks=config.num_blocks,
+            block_size=config.block_size,
+            dtype=self.model.dtype,
+            device=self.device,
+        )
 
     @property
     def vocab_size(self) -> int:
         """Number of token ids that have an embedding."""
-        embedding = self.model.get_input_embeddings()
-        assert isinstance(embedding, torch.nn.Embedding), embedding
-        return embedding.num_embeddings
+        return self.tiled.vocab_size
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -47,58 +54,63 @@ class ModelRunner:
             return ()
         return (ids,) if isinstance(ids, int) else tuple(ids)
 
-    @torch.inference_mode()
-    def execute(self, batch: Sequence[ScheduledTokens]) -> list[int]:
-        """Run one forward pass over a step's rows; returns the greedy token of each share that samples, in order.
+    def execute(self, batch: Sequence[ScheduledTokens]) -> list[SampledToken]:
+        """Compute a step's rows; returns a token for each share that samples, in order.
 
-        All rows go through the model as one sequence; only rows that sample go through its head.
+        Raises:
+            NotFinite: logits hold NaN or infinity, so no token can be chosen by them.
         """
-        chunks = [Chunk(first, first + num_tokens, request.blocks) for request, first, num_tokens in batch]
-        token_ids: list[int] = []
-        positions: list[int] = []
-        sampling_rows: list[int] = []
-        for share, chunk in zip(batch, chunks, strict=True):
-            token_ids += share.request.token_ids[chunk.first : chunk.end]
-            positions += range(chunk.first, chunk.end)
-            if share.samples:
-                sampling_rows.append(len(token_ids) - 1)
-        step = PagedStep(self.kv_cache, chunks, block_size=self._block_size, device=self.device)
-        logits = self._forward(token_ids, positions, sampling_rows, step)
-        return logits.argmax(dim=-1).tolist()
+        logits = self.tiled.logits(self.kv_cache, [_rows(share) for share in batch])
+        sampling = [share.request for share in batch if share.samples]
+        finite = logits.isfinite().all(dim=1).tolist()
+        if spoilt := [request.request_id for request, fine in zip(sampling, finite, strict=True) if not fine]:
+            raise NotFinite(f"the logits of {', '.join(spoilt)} hold NaN or infinity: the resident weights cannot be sampled from")
+        return sample(logits, [Draw(request.params, request.stream, request.num_tokens) for request in sampling])
 
     def synchronize(self) -> None:
         """Wait until the device has nothing left to do."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def _forward(self, token_ids: list[int], positions: list[int], sampling_rows: list[int], paged: PagedKV) -> torch.Tensor:
-        """Logits of the sampling rows: [len(sampling_rows), vocabulary]."""
-        inputs = torch.tensor([token_ids, positions], device=self.device)
-        rows = torch.tensor(sampling_rows, dtype=torch.int64, device=self.device)
-        output = self.model(input_ids=inputs[:1], position_ids=inputs[1:], use_cache=False, logits_to_keep=rows, paged=paged)
-        return output.logits[0]
 
-    @torch.inference_mode()
-    def _probe(self, config: EngineConfig) -> dict[int, LayerShape]:
-        """The KV shapes of all layers, learned from a pass over one token."""
-        probe = LayerProbe(config.max_model_len)
-        try:
-            self._forward([0], [0], [0], probe)
-        except (AttributeError, TypeError, ValueError) as error:
-            raise ValueError(f"this engine cannot serve the {type(self.model).__name__} in {config.checkpoint}: {error}") from error
-        if len(probe.layers) != (expected := self.model.config.num_hidden_layers):
-            raise ValueError(
-                f"this engine cannot serve the {type(self.model).__name__} in {config.checkpoint}: "
-                f"{len(probe.layers)} of its {expected} layers attend through transformers' attention interface"
-            )
-        return probe.layers
+def _rows(share: ScheduledTokens) -> Rows:
+    request, first, num_tokens = share
+    return Rows(request.token_ids[first : first + num_tokens], first, request.blocks, num_logits=int(share.samples))
+
+
+def probe_layers(tiled: TiledModel, config: EngineConfig) -> dict[int, LayerShape]:
+    """The KV shapes of all layers, learned from one pass; warns if bits depend on a row's place in it.
+
+    Raises:
+        ValueError: a model that this engine cannot serve.
+    """
+    probe = LayerProbe(config.max_model_len)
+    model = tiled.model
+    try:
+        rows_differ = tiled.rows_differ(probe)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"this engine cannot serve the {type(model).__name__} in {config.checkpoint}: {error}") from error
+    if len(probe.layers) != (expected := model.config.num_hidden_layers):
+        raise ValueError(
+            f"this engine cannot serve the {type(model).__name__} in {config.checkpoint}: "
+            f"{len(probe.layers)} of its {expected} layers attend through transformers' attention interface"
+        )
+    if rows_differ:
+        warnings.warn(
+            f"{type(model).__name__} on {tiled.device} with {torch.get_num_threads()} threads gives equal rows of one pass different bits: "
+            "tokens may depend on the batch here, and golden checks may fail (docs/numerics.md)",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return probe.layers
 
 
 def load_model(config: EngineConfig, device: torch.device) -> PreTrainedModel:
     """Load a checkpoint for paged attention, in evaluation mode and without gradients.
 
     Raises:
-        ValueError: no such folder; no decoder-only causal language model; weights missing; max_model_len beyond its positions.
+        ValueError: no such folder; no decoder-only causal language model; weights missing, or holding NaN or infinity;
+            max_model_len beyond its positions.
     """
     folder = Path(config.checkpoint)
     if not (folder / "config.json").is_file():
@@ -121,6 +133,8 @@ def load_model(config: EngineConfig, device: torch.device) -> PreTrainedModel:
     if missing := sorted(info["missing_keys"]):
         # transformers would go on with random numbers in their place.
         raise ValueError(f"the checkpoint in {folder} lacks {len(missing)} weights, the first of them {missing[0]!r}")
+    if spoilt := first_not_finite(named_weights(model)):
+        raise ValueError(f"the checkpoint in {folder} holds NaN or infinity in {spoilt!r} as {config.dtype}; expected finite weights")
     return model.to(device).eval().requires_grad_(False)
 
 

@@ -52,6 +52,9 @@ class Observer:
     def landed(self, step: int, sampled: Sequence[tuple[str, int]]) -> None:
         """It ended with (request id, token), in scheduling order."""
 
+    def step_failed(self, step: int, *, why: str) -> None:
+        """The forward pass raised: it samples nothing, and no step follows."""
+
     def pause_pending(self, mode: str, *, clear_cache: bool) -> None:
         """A pause was taken up; mode and flag are what all pending calls together ask for."""
 

@@ -19,6 +19,15 @@ class VersionSpan(NamedTuple):
     end: int
 
 
+class TokenLogprobs(NamedTuple):
+    """How probable the model itself found a token, before temperature and filters."""
+
+    chosen: float
+    """Natural logarithm of the token's probability."""
+    top: tuple[tuple[int, float], ...]
+    """(token id, log probability) of the best tokens, as many as were asked for."""
+
+
 class RequestOutput(NamedTuple):
     """Tokens of one request that no caller has seen before."""
 
@@ -31,6 +40,8 @@ class RequestOutput(NamedTuple):
     """None while the request goes on."""
     weight_versions: tuple[VersionSpan, ...] | None
     """Spans that partition the whole output; None while the request goes on."""
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    """One for each of these tokens; None unless the request asked for them."""
 
 
 @dataclass(eq=False)

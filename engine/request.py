@@ -8,6 +8,7 @@ from enum import Enum
 from .blocks import PrefixDigests
 from .config import SamplingParams
 from .outputs import VersionSpan
+from .sampler import stream_of
 
 
 class RequestStatus(Enum):
@@ -39,6 +40,8 @@ class Request:
         """Block table: block i holds positions i * block_size to (i + 1) * block_size - 1."""
         self.num_registered_blocks = 0
         """Leading blocks that have been published, or claimed as hits, in this life."""
+        self.stream = stream_of(params, request_id)
+        """Where its random numbers come from."""
         self.digests = PrefixDigests(block_size, params.cache_salt)
         self._spans: list[VersionSpan] = []
 

@@ -55,6 +55,11 @@ def named_weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     return ((name, state[name]) for name in sorted(state) if canonical[name] == name)
 
 
+def first_not_finite(tensors: NamedTensors) -> str | None:
+    """The name of the first tensor that holds NaN or infinity."""
+    return next((name for name, tensor in tensors if not tensor.isfinite().all()), None)
+
+
 def tensors_of(source: str | Path | dict[str, torch.Tensor] | NamedTensors) -> NamedTensors:
     """The named tensors of a checkpoint folder, a state dict or an iterable of pairs."""
     if isinstance(source, str | Path):
@@ -91,7 +96,8 @@ class WeightTarget:
         """The name in `names` under which `tensor` would be written.
 
         Raises:
-            ValueError: no such weight, another shape, or an integer where a floating-point number belongs (or the reverse).
+            ValueError: no such weight, another shape, an integer where a floating-point number belongs (or the reverse),
+                or values that are NaN or infinite, be it only in the engine's dtype.
         """
         if (resident := self._tensors.get(name)) is None:
             raise ValueError(f"no weight is called {name!r}; the {len(self.names)} names run from {self.names[0]!r} to {self.names[-1]!r}")
@@ -99,6 +105,8 @@ class WeightTarget:
             raise ValueError(f"{name!r} has shape {list(tensor.shape)}, expected {list(resident.shape)}")
         if tensor.is_complex() or tensor.is_floating_point() != resident.is_floating_point():
             raise ValueError(f"{name!r} has dtype {tensor.dtype}, which does not convert to the engine's {resident.dtype}")
+        if first_not_finite([(name, tensor.to(resident.dtype))]):
+            raise ValueError(f"{name!r} holds NaN or infinity as {resident.dtype}; expected finite weights")
         return self._canonical[name]
 
     def write(self, name: str, tensor: torch.Tensor) -> int:

@@ -30,7 +30,14 @@ Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="engine.NAME=VALUE", help="Override a field of the scenario's engine.")
 ]
 Runs = Annotated[Path, typer.Option(help="Where run folders are made.")]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of the symbolic tokens of `sim`.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of all that `sim` draws: symbolic tokens, and what a workload leaves to chance.")]
+MinPassRate = Annotated[
+    float,
+    typer.Option(
+        min=0, max=1, metavar="SHARE", help="Golden checks that must pass; below 1 only where bits depend on the batch (docs/numerics.md)."
+    ),
+]
+Junit = Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML, too.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the answer for machines.")]
 
 
@@ -46,12 +53,14 @@ def run(
     overrides: Overrides = None,
     runs: Runs = Path("runs"),
     seed: Seed = 0,
+    min_pass_rate: MinPassRate = 1.0,
+    junit: Junit = None,
     as_json: Json = False,
 ) -> None:
     """Execute scenario files on one engine, check every invariant, report."""
     from harness import verbs
 
-    _exit(verbs.run(files, engine=engine, overrides=overrides or (), runs=runs, seed=seed, as_json=as_json))
+    _exit(verbs.run(files, verbs.Asked(overrides or (), runs, seed, as_json, min_pass_rate), engine=engine, junit=junit))
 
 
 @app.command()
@@ -61,13 +70,14 @@ def diff(
     overrides: Overrides = None,
     runs: Runs = Path("runs"),
     seed: Seed = 0,
+    min_pass_rate: MinPassRate = 1.0,
     as_json: Json = False,
 ) -> None:
     """Same operations on two engines, the whole visible state compared after each; or two logs, event by event."""
     from harness import verbs
 
     if engines is not None:
-        _exit(verbs.diff(files, engines=engines.split(","), overrides=overrides or (), runs=runs, seed=seed, as_json=as_json))
+        _exit(verbs.diff(files, verbs.Asked(overrides or (), runs, seed, as_json, min_pass_rate), engines=engines.split(",")))
     if len(files) != 2:
         raise BadInput(f"without --engines, diff compares two logs; got {len(files)} path(s)")
     _exit(verbs.diff_logs(*files, as_json=as_json))
@@ -78,12 +88,75 @@ def replay(
     log: Annotated[Path, typer.Argument(help="A run folder or one events.*.jsonl file.", show_default=False)],
     until: Annotated[int | None, typer.Option(min=0, metavar="SEQ", help="Stop after this event number.")] = None,
     state: Annotated[bool, typer.Option("--state", help="Print the visible state there.")] = False,
+    min_pass_rate: MinPassRate = 1.0,
     as_json: Json = False,
 ) -> None:
     """Rebuild an engine's state from its log; judge every invariant; have the model explain it."""
     from harness import verbs
 
-    _exit(verbs.replay(log, until=until, show_state=state, as_json=as_json))
+    _exit(verbs.replay(log, until=until, show_state=state, as_json=as_json, min_pass_rate=min_pass_rate))
+
+
+@app.command()
+def fuzz(
+    engine: Annotated[str, typer.Option(help="sim, torch, or FILE.py:CLASS of your own.")] = "sim",
+    time: Annotated[str | None, typer.Option(metavar="60s", help="Stop after this time; 60s unless --cases is given.")] = None,
+    cases: Annotated[int | None, typer.Option(min=1, help="Stop after so many cases.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the first case; each case has the next.")] = 0,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
+    overrides: Overrides = None,
+    runs: Runs = Path("runs"),
+    corpus: Annotated[Path | None, typer.Option(help="File of known failures: read, and added to.")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with the campaign of a run folder.")] = None,
+    junit: Junit = None,
+    as_json: Json = False,
+) -> None:
+    """Put an engine to random interleavings; shrink each failure to a scenario file that reproduces it."""
+    from harness.fuzz import command
+
+    _exit(
+        command.fuzz(
+            command.Asked(
+                engine=engine,
+                time=time,
+                cases=cases,
+                seed=seed,
+                jobs=jobs,
+                overrides=overrides or (),
+                runs=runs,
+                corpus=corpus,
+                resume=resume,
+                junit=junit,
+                as_json=as_json,
+            )
+        )
+    )
+
+
+@app.command()
+def explore(
+    shape: Annotated[str, typer.Argument(help="What the callers do, as pause-resume-wave.", show_default=False)],
+    ranks: Annotated[int, typer.Option(help="Data-parallel ranks, 2 to 4.")] = 2,
+    faults: Annotated[list[str] | None, typer.Option("--fault", help="Plant a fault, as K36; may be repeated.")] = None,
+    max_states: Annotated[int | None, typer.Option(min=1, help="Give up beyond so many states.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Try every interleaving of a small data-parallel control plane; show the shortest bad one."""
+    from harness import verbs
+
+    _exit(verbs.explore(shape, ranks, faults=faults or (), max_states=max_states, as_json=as_json))
+
+
+@app.command()
+def export(
+    file: Annotated[Path, typer.Argument(help="A scenario file.", show_default=False)],
+    to: Annotated[str, typer.Option("--to", help="Engine of the script: vllm.")] = "vllm",
+    profile: Annotated[str, typer.Option(help="What the engine is taken to do, as in vllm-0.31.")] = "vllm-0.32",
+) -> None:
+    """Print a script that shows a broken promise on a real engine, without Caesura; it exits 1 while it is broken."""
+    from harness import verbs
+
+    _exit(verbs.export(file, to=to, profile=profile))
 
 
 @app.command()
@@ -92,6 +165,21 @@ def report(folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run fol
     from harness import verbs
 
     _exit(verbs.report(folder))
+
+
+@app.command()
+def drill(
+    faults: Annotated[list[str] | None, typer.Argument(metavar="[FAULT...]", help="As K31; none: all.", show_default=False)] = None,
+    third: Annotated[int | None, typer.Option(min=1, max=3, help="Only every third fault, from this one on.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Hunts for each fault.")] = 5,
+    minimal: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write the smallest case of each fault there.")] = None,
+    page: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the page that lists the faults and what was measured.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Plant every fault that is known, and see whether the invariant that it names catches it."""
+    from harness.faults import command
+
+    _exit(command.run(faults or (), third=third, seeds=seeds, minimal=minimal, page_file=page, as_json=as_json))
 
 
 @app.command()
@@ -129,7 +217,8 @@ def _run(arguments: list[str] | None) -> int:
         typer.echo("interrupted: what was recorded is kept", err=True)
         return INTERRUPTED
     except TyperException as error:
-        typer.echo(f"caesura: {error.format_message()}", err=True)
+        if message := error.format_message():
+            typer.echo(f"caesura: {message}", err=True)
         return USAGE
     except BadInput as error:
         typer.echo(f"caesura: {error}", err=True)

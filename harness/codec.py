@@ -64,6 +64,13 @@ class Ended(Fold, frozen=True):
     between: tuple[Finished | Freed, ...]
 
 
+class Overlapped(Fold, frozen=True):
+    """Under asynchronous scheduling: `launched` of the next step, `landed` of the one before it, `delivered`;
+    each request of the last batch sampled one token and goes on."""
+
+    tokens: tuple[int, ...]
+
+
 class Took(Fold, frozen=True):
     """`allocated` of one block that had no digest to lose."""
 
@@ -85,7 +92,7 @@ class Filled(Fold, frozen=True):
     block: int
 
 
-Item = AnyEvent | Stepped | Ended | Took | Retook | Filled
+Item = AnyEvent | Stepped | Overlapped | Ended | Took | Retook | Filled
 """What stands in a line's list."""
 
 LINE = tuple[int, int, tuple[Item, ...]]
@@ -203,12 +210,14 @@ class Codec:
         if not len(tokens) == len(self._batch) == len(launched.batch):
             return None
         between: Any = step[2:-1]
-        if step != self._predict_step(tokens, between):
+        overlaps = landed.step != launched.step
+        if step != self._predict_step(tokens, between, overlaps=overlaps) or (overlaps and between):
             return None
-        return (Ended(tokens, between) if between else Stepped(tokens)), len(step)
+        return (Overlapped(tokens) if overlaps else Ended(tokens, between) if between else Stepped(tokens)), len(step)
 
-    def _predict_step(self, tokens: tuple[int, ...], between: tuple[Finished | Freed, ...]) -> tuple[Event, ...]:
-        """The events of a step in which each request of the last batch sampled one of `tokens`, in order."""
+    def _predict_step(self, tokens: tuple[int, ...], between: tuple[Finished | Freed, ...], *, overlaps: bool = False) -> tuple[Event, ...]:
+        """The events of a step in which each request of the last batch sampled one of `tokens`, in order;
+        if it `overlaps`, it is the step before it that lands."""
         if len(tokens) != len(self._batch):
             raise LogError(f"expected {len(self._batch)} tokens, one for each request of the last batch that still runs, got {len(tokens)}")
         step, next_output, new = self._step + 1, self._next_output, _new_tuple
@@ -220,7 +229,7 @@ class Codec:
             outputs.append(new(Output, (request, next_output.get(request, 0), (token,), reasons.get(request))))
         return (
             Launched(step=step, batch=tuple(batch)),
-            Landed(step=step, sampled=tuple(sampled)),
+            Landed(step=self._step if overlaps else step, sampled=tuple(sampled)),
             *between,
             Delivered(outputs=tuple(outputs)),
         )
@@ -237,6 +246,8 @@ class Codec:
         match item:
             case Stepped(tokens=tokens):
                 return self._predict_step(tokens, ())
+            case Overlapped(tokens=tokens):
+                return self._predict_step(tokens, (), overlaps=True)
             case Ended(tokens=tokens, between=between):
                 return self._predict_step(tokens, between)
             case Took(request=request, block=block):

@@ -3,7 +3,9 @@
 The model is given each operation and each sampled token, and must agree on all
 else: who was scheduled, from where, in which blocks, what was freed, in which
 order, what was answered. Its transactions are compared with the log's event by
-event; in lockstep the engine's whole visible state is compared too.
+event; in lockstep the engine's whole visible state is compared too. When a step
+is launched and when one lands is the model's to say as well: under asynchronous
+scheduling `launched` of step n + 1 comes before `landed` of step n.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from harness.events import Called, Closed, Entry, Event, Landed, Opened, comparable
+from harness.events import Called, Closed, Differed, Entry, Event, Landed, Opened, Reference, StepFailed, comparable
 from harness.model import EngineModel, Profile
 from harness.operations import from_data, in_words
 from harness.scenario import EngineShape
@@ -45,10 +47,19 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explainer:
-    """Follows an engine with the model, a transaction or a whole log at a time, up to the first mismatch."""
+    """Follows an engine with the model, a transaction or a whole log at a time, up to the first mismatch.
 
-    def __init__(self) -> None:
+    Args:
+        cut: the log was cut on purpose, perhaps in the middle of a transaction: it is not held against it that it ends there.
+    """
+
+    def __init__(self, *, cut: bool = False) -> None:
         self.mismatch: Mismatch | None = None
+        self.differed: Differed | None = None
+        """The difference of a whole state that was found: for the log, since no event shows it."""
+        self._cut = cut
+        self._broken = False
+        """A forward pass broke: of a state in the middle of a step the model says nothing."""
         self._transactions = self._events = self._states = 0
         self._last_seq = -1
 
@@ -68,28 +79,35 @@ class Explainer:
 
     def compare_state(self, got: EngineState) -> None:
         """Compare the engine's visible state with the model's, after the transaction fed last."""
-        if self.mismatch is not None:
+        if self.mismatch is not None or self._broken:
             return
         self._states += 1
         expected = self._model.state()
         if expected == got:
             return
-        found = differences(expected, got)
+        places = tuple((place, str(want), str(have)) for place, want, have in differences(expected, got))
+        self.differed = Differed(event=self._last_seq, places=places)
+        self._note_difference(self.differed)
+
+    def _note_difference(self, differed: Differed) -> None:
+        places = differed.places
         self.mismatch = Mismatch(
-            seq=self._last_seq,
-            sentence=f"after this event the visible state differs in {', '.join(difference.place for difference in found)}",
-            expected="; ".join(f"{difference.place} {difference.expected}" for difference in found),
-            got="; ".join(f"{difference.place} {difference.got}" for difference in found),
+            seq=differed.event,
+            sentence=f"after this event the visible state differs in {', '.join(place for place, _, _ in places)}",
+            expected="; ".join(f"{place} {want}" for place, want, _ in places),
+            got="; ".join(f"{place} {have}" for place, _, have in places),
         )
 
     def _transaction(self, entries: Sequence[Entry], index: int) -> int:
-        """Explain the transaction that begins at `index`; returns where the next one begins."""
+        """Explain the transaction that begins at `index`, or the half of a step; returns where the next one begins."""
         entry = entries[index]
         match entry.event:
             case Opened() as opened:
                 self._open(opened)
-            case Closed():
+            case Closed() | Reference():
                 pass
+            case Differed() as differed:
+                self._note_difference(differed)
             case Called(op=op, operation=data):
                 self._transactions += 1
                 self._explained(entry)
@@ -109,21 +127,23 @@ class Explainer:
         if not self._model.has_work():
             self._part(entries[index], "nothing but a call: no step is allowed here", "a step where the engine has no work")
             return index
-        index = self._compare(entries, index, self._model.schedule(), during="a step")
-        if self.mismatch is not None:
+        if self._model.launch_due:
+            index = self._compare(entries, index, self._model.schedule(), during="a step")
+        if self.mismatch is not None or not self._model.landing_due:
             return index
+        if index < len(entries) and isinstance(entries[index].event, Called):
+            return index  # A live engine takes calls up between the launch of a step and the next landing.
+        if index < len(entries) and isinstance(entries[index].event, StepFailed):
+            self._broken = True
+            self._explained(entries[index])
+            return index + 1
         tokens = _next_tokens(entries, index)
         return self._compare(entries, index, self._model.land(lambda request, _: tokens.get(request, NO_TOKEN)), during="a step")
 
     def _compare(self, entries: Sequence[Entry], index: int, predicted: Sequence[Event], *, during: str) -> int:
         for expected in predicted:
             if index >= len(entries):
-                self.mismatch = Mismatch(
-                    seq=self._last_seq,
-                    sentence=f"the log has no further event, in the middle of {during}",
-                    expected=repr(expected),
-                    got="nothing",
-                )
+                self._ends_early(expected, during)
                 return index
             if expected != entries[index].event and comparable(expected) != comparable(entries[index].event):
                 self._part(entries[index], repr(expected), f"the model allows another event here, during {during}")
@@ -131,6 +151,11 @@ class Explainer:
             self._explained(entries[index])
             index += 1
         return index
+
+    def _ends_early(self, expected: Event, during: str) -> None:
+        if not self._cut:
+            sentence = f"the log has no further event, in the middle of {during}"
+            self.mismatch = Mismatch(seq=self._last_seq, sentence=sentence, expected=repr(expected), got="nothing")
 
     def _explained(self, entry: Entry) -> None:
         self._events += 1

@@ -25,6 +25,10 @@ SCHEMA = 1
 
 FinishReason = Literal["length", "stop", "abort"]
 Mode = Literal["abort", "wait", "keep"]
+DropReason = Literal["aborted", "finished", "reset"]
+"""Why a token that a step in flight sampled is no part of the output: since the launch its request
+was aborted, ended by an earlier token, or was preempted by a cache reset."""
+
 ErrorCode = Literal["invalid", "conflict", "busy", "failed", "superseded", "rejected", "out-of-service"]
 """What a refused call was refused for.
 
@@ -98,12 +102,20 @@ class Opened(Event, frozen=True, kw_only=True):
 
 
 class Closed(Event, frozen=True, kw_only=True):
-    """Last event: why the run ended (drained, paused, out-of-service, stalled, interrupted), and how many events precede this one."""
+    """Last event: how many events came before, and why the run ended: drained, paused (with live requests), out-of-service,
+    stalled, failed (a forward pass broke), crashed (the engine raised) or interrupted."""
 
     why: str
     count: int
     unfired: tuple[str, ...] = ()
     """Timeline entries that never fired, in words."""
+    error: str = ""
+    """What the engine raised, and where, if it crashed."""
+
+    @property
+    def cut_short(self) -> bool:
+        """The run did not come to its own end, so what must hold at the end is not known."""
+        return self.why in ("interrupted", "failed", "crashed")
 
 
 class Called(Event, frozen=True, kw_only=True):
@@ -180,10 +192,26 @@ class Launched(Event, frozen=True, kw_only=True):
 
 
 class Landed(Event, frozen=True, kw_only=True):
-    """The forward pass ended with these tokens, in scheduling order; a partial prefill samples none."""
+    """The forward pass ended, and these tokens were appended, in scheduling order; a partial prefill samples none.
+    Tokens that were thrown away are not among them: a `dropped` for each follows."""
 
     step: int
     sampled: tuple[Sampled, ...]
+
+
+class StepFailed(Event, frozen=True, kw_only=True):
+    """The forward pass broke and sampled nothing; the engine makes no further step."""
+
+    step: int
+    why: str
+
+
+class Dropped(Event, frozen=True, kw_only=True):
+    """The step that has just landed sampled a token for this request too, and it was thrown away."""
+
+    step: int
+    request: str
+    why: DropReason
 
 
 class Hit(Event, frozen=True, kw_only=True):
@@ -276,9 +304,34 @@ class Relabelled(Event, frozen=True, kw_only=True):
     version: str
 
 
+class Differed(Event, frozen=True, kw_only=True):
+    """In lockstep, an engine's whole visible state differed from the model's after event number `event`."""
+
+    event: int
+    places: tuple[tuple[str, str, str], ...]
+    """(field, what the model has, what the engine has)"""
+
+
+class Reference(Event, frozen=True, kw_only=True):
+    """What an oracle says a stretch of a request's output should have been, each token given the logged ones before it.
+
+    The `nth` request of that id, from 1. From output index `first` on, `tokens` are those of: fresh, a fresh engine on the
+    weights that sampled the stretch; unpaused, the same, before any weight boundary; mixed, the mixed replay, in which every
+    KV entry is recomputed from the weights and the entries that the log tells.
+    """
+
+    request: str
+    nth: int
+    kind: Literal["fresh", "mixed", "unpaused"]
+    first: int
+    tokens: tuple[int, ...]
+
+
 UNCOMPARED: dict[type[Event], dict[str, Any]] = {
     PartReceived: {"tensors": 0, "bytes": 0},
     UpdateFailed: {"why": ""},
+    Closed: {"count": 0},
+    StepFailed: {"why": ""},
 }
 """Fields that say something about one engine alone, with the value they get before comparison."""
 
@@ -296,6 +349,8 @@ AnyEvent = (
     | Delivered
     | Launched
     | Landed
+    | StepFailed
+    | Dropped
     | Hit
     | Allocated
     | Stored
@@ -309,6 +364,8 @@ AnyEvent = (
     | UpdateFailed
     | Committed
     | Relabelled
+    | Differed
+    | Reference
 )
 """Every kind of event: what a log line may hold."""
 

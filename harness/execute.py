@@ -10,7 +10,10 @@ without work, time jumps to the next delayed trigger; with neither, the run ends
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 from harness.backends import Backend
 from harness.events import (
@@ -26,8 +29,10 @@ from harness.events import (
     Launched,
     Preempted,
     Returned,
+    StepFailed,
 )
-from harness.operations import Advance, Operation, Step, Submit, in_words, to_data
+from harness.interrupts import Interrupts, held_back
+from harness.operations import Advance, Operation, Prompt, Step, Submit, in_words, to_data
 from harness.scenario import Scenario, TimelineEntry, When
 
 NS_PER_MS = 1_000_000
@@ -51,9 +56,24 @@ class Journal:
         if not events:
             return
         entries = [Entry(self.seq + i, self.now_ns, self.writer, event) for i, event in enumerate(events)]
-        self.seq += len(entries)
         for listener in self.listeners:
             listener(entries)
+        self.seq += len(entries)
+
+
+class EngineCrashed(Exception):
+    """The engine raised something that is no answer."""
+
+
+@contextmanager
+def crash_in(what: str) -> Iterator[None]:
+    """An exception of the engine in `what` becomes an EngineCrashed that says so in one line."""
+    try:
+        yield
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(frame.filename).name}:{frame.lineno}"
+        raise EngineCrashed(f"in {what}: {type(error).__name__}: {error} ({place})") from error
 
 
 class Facts:
@@ -62,6 +82,8 @@ class Facts:
     def __init__(self) -> None:
         self.steps = 0
         self.stalled_steps = 0
+        self.failed = False
+        """A forward pass broke: the engine makes no step any more."""
         self._since: dict[tuple, int] = {("step", 0): 0}
         self._names: dict[int, str] = {}
 
@@ -90,6 +112,8 @@ class Facts:
                     self.steps += 1
                     self.stalled_steps += 1
                     self._since.setdefault(("step", self.steps), now_ns)
+                case StepFailed():
+                    self.failed = True
                 case Delivered(outputs=outputs):
                     self.stalled_steps = 0
                     for output in outputs:
@@ -149,7 +173,21 @@ def chains_of(timeline: Sequence[TimelineEntry]) -> list[Chain]:
 class Lockstep:
     """One run of a scenario on a started backend."""
 
-    def __init__(self, scenario: Scenario, backend: Backend, listeners: Sequence[Listener], *, writer: str = "r0") -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        backend: Backend,
+        listeners: Sequence[Listener],
+        *,
+        writer: str = "r0",
+        recompute: Callable[[], Sequence[Event]] = tuple,
+        differed: Callable[[], Sequence[Event]] = tuple,
+    ) -> None:
+        """
+        Args:
+            recompute: called when the run has ended by itself; its events come before `closed`.
+            differed: called at every end; its events come right before `closed`.
+        """
         self.scenario = scenario
         self.backend = backend
         self.facts = Facts()
@@ -157,33 +195,43 @@ class Lockstep:
         self.chains = chains_of(scenario.timeline)
         self.step_ns = round(scenario.latency.step_ms * NS_PER_MS)
         self.ops = 0
+        self.recompute = recompute
+        self.differed = differed
 
     def run(self, opened: Event) -> None:
-        """Carry out the whole timeline. Ctrl-C closes the log as interrupted and is raised again.
+        """Carry out the whole timeline, or up to Ctrl-C.
 
-        The `closed` event says why the run ended: drained, paused (with live requests), out-of-service, or stalled.
+        The `closed` event says why the run ended: drained, paused (with live requests), out-of-service, stalled, failed,
+        crashed (the engine raised), or interrupted.
         """
         self.journal.write([opened])
-        try:
-            why = self._loop()
-        except KeyboardInterrupt:
-            self._close("interrupted")
-            raise
-        self._close(why)
+        error = ""
+        with held_back() as interrupts:
+            try:
+                why = self._loop(interrupts)
+                if why != "interrupted":
+                    self.journal.write(self.recompute())
+            except EngineCrashed as crash:
+                why, error = "crashed", str(crash)
+        self._close(why, error)
 
-    def _close(self, why: str) -> None:
+    def _close(self, why: str, error: str) -> None:
+        self.journal.write(self.differed())
         unfired = tuple(f"line {entry.line}: {in_words(entry.operation)}" for chain in self.chains for entry in chain.rest)
-        self.journal.write([Closed(why=why, count=self.journal.seq, unfired=unfired)])
+        self.journal.write([Closed(why=why, count=self.journal.seq, unfired=unfired, error=error)])
 
-    def _loop(self) -> str:
-        while True:
+    def _loop(self, interrupts: Interrupts) -> str:
+        while not interrupts.asked:
             self._fire_all_due()
+            if self.facts.failed:
+                return "failed"
             if self.facts.stalled_steps >= STALLED_STEPS:
                 return "stalled"
             if self.backend.has_work():
                 self._step()
             elif not (self._end_step_waits() or self._jump()):
                 return self._why_idle()
+        return "interrupted"
 
     def _fire_all_due(self) -> None:
         """Let every chain that is due go on, in file order, until none is."""
@@ -221,17 +269,23 @@ class Lockstep:
         if name is not None:
             self.facts.name_call(op, name, self.journal.now_ns)
         called = Called(op=op, operation=to_data(operation), by="timeline")
-        self.journal.write([called, *self.backend.apply(op, operation)])
+        with crash_in(f"call #{op}, {in_words(operation)}"):
+            done = self.backend.apply(op, operation)
+        self.journal.write([called, *done])
 
     def _with_token_ids(self, operation: Operation) -> Operation:
-        if not isinstance(operation, Submit) or operation.prompt.token_ids is not None:
+        """A prompt as the token ids that it stands for, so that a log means the same to every later reader."""
+        if not isinstance(operation, Submit):
             return operation
-        tokens = self.backend.tokenize(operation.prompt.text or "")
-        return operation.model_copy(update={"prompt": operation.prompt.model_copy(update={"tokens": tokens})})
+        prompt = operation.prompt
+        tokens = prompt.token_ids if prompt.token_ids is not None else self.backend.tokenize(prompt.text or "")
+        return operation.model_copy(update={"prompt": Prompt(text=prompt.text, tokens=tokens)})
 
     def _step(self) -> None:
         self.journal.now_ns += self.step_ns
-        self.journal.write(self.backend.step())
+        with crash_in(f"step {self.facts.steps + 1}"):
+            done = self.backend.step()
+        self.journal.write(done)
 
     def _end_step_waits(self) -> bool:
         """Without work no further step will come: chains that wait for one go on."""

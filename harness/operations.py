@@ -8,6 +8,7 @@ mapping with one key, its verb: ``{"submit": {"id": "r1", ...}}``.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -18,6 +19,9 @@ Milliseconds = Annotated[float, Field(gt=0, le=86_400_000)]
 
 PROMPT_VOCABULARY = range(16, 256)
 """Token ids that generated prompts draw from; every checkpoint of 256 tokens or more has them."""
+
+SHORT_RUN = 256
+"""Pseudo-random runs of at most so many tokens are remembered: fuzzing asks for the same few over and over."""
 
 
 class Data(BaseModel):
@@ -33,7 +37,7 @@ class TokenRun(Data):
     seed: int = Field(default=0, ge=0)
 
     def resolve(self) -> tuple[int, ...]:
-        return tuple(_token(self.seed, position) for position in range(self.tokens))
+        return _run(self.seed, self.tokens)
 
 
 class Prompt(Data):
@@ -73,7 +77,18 @@ class Prompt(Data):
         if not isinstance(self.tokens, int):
             return self.tokens
         head = self.prefix.resolve() if self.prefix else ()
-        return head + TokenRun(tokens=self.tokens, seed=self.seed).resolve()
+        return head + _run(self.seed, self.tokens)
+
+
+def _run(seed: int, tokens: int) -> tuple[int, ...]:
+    return (_short_run if tokens <= SHORT_RUN else _any_run)(seed, tokens)
+
+
+def _any_run(seed: int, tokens: int) -> tuple[int, ...]:
+    return tuple(_token(seed, position) for position in range(tokens))
+
+
+_short_run = lru_cache(maxsize=4096)(_any_run)
 
 
 def _token(seed: int, position: int) -> int:
@@ -113,7 +128,12 @@ class Operation(Data):
 
 
 class Submit(Operation):
-    """Hand in a request. Greedy decoding; ends at max_tokens, max_model_len or an end-of-sequence token."""
+    """Hand in a request. It ends at max_tokens, max_model_len or an end-of-sequence token.
+
+    Decoding is greedy at temperature 0. Otherwise a token is drawn, after temperature, min_p, top_k (0: no limit) and top_p,
+    by random numbers that are a function of `seed` (without one, of the id) and the token's position alone.
+    `logprobs`: report each token's log probability and those of so many best ones.
+    """
 
     verb: ClassVar[str] = "submit"
     id: Handle
@@ -121,6 +141,12 @@ class Submit(Operation):
     max_tokens: int = 16
     cache_salt: str | None = Field(default=None, min_length=1)
     ignore_eos: bool = False
+    temperature: float = Field(default=0.0, allow_inf_nan=False)
+    top_p: float = Field(default=1.0, allow_inf_nan=False)
+    top_k: int = 0
+    min_p: float = Field(default=0.0, allow_inf_nan=False)
+    seed: int | None = None
+    logprobs: int | None = None
 
 
 class Abort(Operation):

@@ -1,6 +1,6 @@
 """The folder that a run leaves behind: `runs/<time>-<name>/`, with `runs/latest` pointing at the newest.
 
-Names in it are fixed: events.*.jsonl, scenario.yaml, report.txt.
+Names in it are fixed: events.*.jsonl, scenario.yaml, report.txt, coverage.txt.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from harness.errors import BadInput
 
 SCENARIO = "scenario.yaml"
 REPORT = "report.txt"
+COVERAGE = "coverage.txt"
 
 
 class RunFolderError(BadInput):
@@ -33,6 +34,8 @@ class RunFolder:
         Raises:
             RunFolderError: `root` cannot be written.
         """
+        if (latest := root / "latest").exists() and not latest.is_symlink():
+            raise RunFolderError(f"{latest} is not a link that `caesura` made: move it away, or choose another folder with --runs")
         stem = f"{datetime.now():%Y%m%d-%H%M%S}-{_slug(name)}"
         try:
             root.mkdir(parents=True, exist_ok=True)

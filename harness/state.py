@@ -25,6 +25,9 @@ class RequestState(msgspec.Struct, frozen=True, kw_only=True):
     num_computed_tokens: int
     num_preemptions: int
     blocks: tuple[int, ...]
+    num_output_placeholders: int = 0
+    """Tokens that steps in flight will sample for it; `num_computed_tokens` counts their positions as soon as
+    a step is launched that computes them. 0 under synchronous scheduling."""
     parked: bool
     """Accepted while paused: not admitted before resume or a later `wait`."""
 

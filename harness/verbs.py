@@ -4,52 +4,69 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import yaml
 from pydantic import ValidationError
 
 from harness.backends import Backend, EngineInfo, make_backend
-from harness.checkpoints import find
+from harness.checkpoints import ensure, find
 from harness.errors import BadInput
-from harness.events import Delivered, Entry, Launched, Opened, comparable
+from harness.events import Delivered, Entry, Launched, Opened, Reference, comparable
 from harness.execute import Listener
+from harness.invariants import INVARIANTS
+from harness.junit import TestCase, write_junit
 from harness.log import read_log
-from harness.runs import REPORT, SCENARIO, RunFolder
+from harness.operations import SwapWeights, UpdateWeights
+from harness.runs import COVERAGE, REPORT, SCENARIO, RunFolder
 from harness.scenario import EngineShape, Scenario, dump, load_scenario
+from harness.scenario_source import suggestion
+from harness.simulation.figures import figures_of
 from harness.tokenizer import Tokenizer, tokenizer_of
-from harness.trial import EXIT_CODES, Status, Trial, review, run_trial, worst
-from reports.text import Origin, render, render_state, summary_row
+from harness.trial import EXIT_CODES, INTERRUPTED, Driver, Status, Trial, check_possible, review, run_trial, worst
+from reports.text import Origin, coverage_table, render, render_state, summary_row
 
 
-def run(files: Sequence[Path], *, engine: str, overrides: Sequence[str], runs: Path, seed: int, as_json: bool) -> int:
+class Asked(NamedTuple):
+    """What the verbs that run scenarios have in common."""
+
+    overrides: Sequence[str]
+    runs: Path
+    seed: int
+    as_json: bool
+    min_pass_rate: float
+
+
+def run(files: Sequence[Path], asked: Asked, *, engine: str, junit: Path | None = None) -> int:
     """Execute each file on one engine; the worst verdict decides."""
-    scenarios = [_load(file, overrides) for file in files]
-    verb = ["run", "--engine", engine]
-    return _run_all(scenarios, engine, verb, overrides=overrides, runs=runs, seed=seed, as_json=as_json, explain=False)
+    scenarios = [_load(file, asked.overrides) for file in files]
+    verb = ["run", "--engine", engine, *_rate(asked.min_pass_rate)]
+    return _run_all(scenarios, engine, verb, asked, explain=False, junit=junit)
 
 
-def diff(files: Sequence[Path], *, engines: Sequence[str], overrides: Sequence[str], runs: Path, seed: int, as_json: bool) -> int:
+def diff(files: Sequence[Path], asked: Asked, *, engines: Sequence[str]) -> int:
     """Execute each file on the engine that is not `sim`, with the model following every operation and step."""
-    if len(engines) != 2 or "sim" not in engines:
+    if len(engines) != 2 or engines.count("sim") != 1:
         raise BadInput(f"--engines {','.join(engines)}: expected two engines of which one is sim (the model), as in sim,torch")
-    scenarios = [_load(file, overrides) for file in files]
+    scenarios = [_load(file, asked.overrides) for file in files]
     engine = engines[1] if engines[0] == "sim" else engines[0]
-    verb = ["diff", "--engines", ",".join(engines)]
-    return _run_all(scenarios, engine, verb, overrides=overrides, runs=runs, seed=seed, as_json=as_json, explain=True)
+    verb = ["diff", "--engines", ",".join(engines), *_rate(asked.min_pass_rate)]
+    return _run_all(scenarios, engine, verb, asked, explain=True)
 
 
 def diff_logs(first: Path, second: Path, *, as_json: bool) -> int:
-    """Compare two logs event by event, leaving out what says something about one engine alone."""
+    """Compare two logs event by event, leaving out what says something about one engine alone, the checks of its numbers included."""
     logs = [read_log(first), read_log(second)]
-    pairs = zip(*([e for e in log.entries if not isinstance(e.event, Opened)] for log in logs), strict=False)
+    told = [[entry for entry in log.entries if not isinstance(entry.event, Reference)] for log in logs]
+    pairs = zip(*([entry for entry in entries if not isinstance(entry.event, Opened)] for entries in told), strict=False)
     parted = next(((a, b) for a, b in pairs if comparable(a.event) != comparable(b.event)), None)
-    lengths = [len(log.entries) for log in logs]
+    lengths = list(map(len, told))
     status: Status = "holds" if parted is None and lengths[0] == lengths[1] else "violated"
     if as_json:
         _print_json({"status": status, "events": lengths, "first_difference": [entry.seq for entry in parted] if parted else None})
@@ -62,23 +79,55 @@ def diff_logs(first: Path, second: Path, *, as_json: bool) -> int:
     return EXIT_CODES[status]
 
 
-def replay(path: Path, *, until: int | None, show_state: bool, as_json: bool) -> int:
+def replay(path: Path, *, until: int | None, show_state: bool, as_json: bool, min_pass_rate: float = 1.0) -> int:
     """Rebuild the state at an event, judge every invariant up to it, and have the model explain the log."""
     log = read_log(path)
     if until is not None:
         if until >= len(log.entries):
             raise BadInput(f"--until {until}: the log has events 0 to {len(log.entries) - 1}")
         log = replace(log, entries=log.entries[: until + 1])
-    trial = review(log, _scenario_of(path), whole=until is None)
+    trial = review(log, _scenario_of(path), whole=until is None, min_pass_rate=min_pass_rate)
     state = trial.replay.state()
     if as_json:
         _print_json({**_answer(trial, path), **({"state": msgspec.to_builtins(state)} if show_state else {})})
     else:
-        again = _again("replay", path, *(["--until", until] if until is not None else []))
+        again = _again("replay", path, *(["--until", until] if until is not None else []), *_rate(min_pass_rate))
         print(render(trial, _tokenizer(trial.opened), Origin(path, again)), end="")
         if show_state:
             print(render_state(state, log.entries[-1].seq), end="")
     return EXIT_CODES[trial.verdict.status]
+
+
+def explore(shape: str, ranks: int, *, faults: Sequence[str], max_states: int | None, as_json: bool) -> int:
+    """Try every order of events of a shape. Exit code 2 if the bound was reached before all was seen."""
+    from harness.ranks import shapes
+
+    found = shapes.explore(shape, ranks, faults=faults, max_states=max_states or shapes.MAX_STATES)
+    status: Status = "violated" if found.violation else "holds" if found.exhaustive else "unknown"
+    if as_json:
+        violation = found.violation._asdict() if found.violation else None
+        _print_json({"status": status, "shape": shape, "ranks": ranks, "faults": faults, **found._asdict(), "violation": violation})
+        return EXIT_CODES[status]
+    planted = f", planted {', '.join(faults)}" if faults else ""
+    print(f"{shape} on {ranks} ranks{planted}: {shapes.SHAPES[shape].about}")
+    print(f"{found.states:,} states, {found.moves:,} moves, depth {found.depth}, {'all of them' if found.exhaustive else 'not exhaustive'}")
+    if found.violation:
+        print(f"violated: {found.violation.invariant}: {found.violation.sentence}")
+        for number, step in enumerate(found.violation.steps, 1):
+            print(f"{number:>4}  {step}")
+    else:
+        print(
+            "holds: no order of events breaks a promise" if found.exhaustive else "unknown: more states than --max-states; none seen is bad"
+        )
+    return EXIT_CODES[status]
+
+
+def export(file: Path, *, to: str, profile: str) -> int:
+    """Print the scenario as a script for one engine."""
+    from harness.export import script
+
+    print(script(load_scenario(file), to=to, profile=profile), end="")
+    return 0
 
 
 def report(folder: Path) -> int:
@@ -87,7 +136,9 @@ def report(folder: Path) -> int:
         raise BadInput(f"{folder} is no run folder: expected a folder with events.*.jsonl, as `caesura run` leaves in runs/")
     trial = review(read_log(folder), _scenario_of(folder))
     text = render(trial, _tokenizer(trial.opened), Origin(folder, _again("replay", folder)))
-    RunFolder(folder).write(REPORT, text)
+    run = RunFolder(folder)
+    run.write(REPORT, text)
+    run.write(COVERAGE, coverage_table(trial.coverage))
     print(text, end="")
     return EXIT_CODES[trial.verdict.status]
 
@@ -96,45 +147,98 @@ def _run_all(
     scenarios: Sequence[Scenario],
     engine: str,
     verb: Sequence[str],
+    asked: Asked,
     *,
-    overrides: Sequence[str],
-    runs: Path,
-    seed: int,
-    as_json: bool,
     explain: bool,
+    junit: Path | None = None,
 ) -> int:
     """Run scenarios one after the other on fresh engines; a single one is reported whole, several a line each."""
+    overrides, runs, seed, as_json, min_pass_rate = asked
     statuses: list[Status] = []
+    tests: list[TestCase] = []
     for scenario in scenarios:
-        with _progress(scenario, engine) as progress, _started(make_backend(engine, seed=seed), scenario.engine) as (backend, info):
+        if scenario.workload is not None and (engine != "sim" or explain):
+            raise BadInput(f"{scenario.path}: its workload is simulated in virtual time; expected `run --engine sim`, got {' '.join(verb)}")
+    for scenario in scenarios:
+        backend = make_backend(engine, seed=seed)
+        if engine != "sim":
+            _make_sources(scenario)
+        with _progress(scenario, engine) as progress, _started(backend, scenario.engine) as info:
+            check_possible(scenario, info)
             folder = RunFolder.make(runs, scenario.name)
             folder.write(SCENARIO, dump(scenario) if overrides else scenario.text)
-            trial = run_trial(scenario, backend, info, folder.path, seed=seed, explain=explain, progress=progress)
+            trial = run_trial(
+                scenario,
+                backend,
+                info,
+                folder.path,
+                seed=seed,
+                explain=explain,
+                min_pass_rate=min_pass_rate,
+                progress=progress,
+                drive=_driver(scenario, seed),
+            )
         sets = [word for override in overrides for word in ("--set", override)]
         origin = Origin(folder.path, _again(verb[0], scenario.path, *verb[1:], *sets, *(["--seed", str(seed)] if seed else [])))
         text = render(trial, _tokenizer(trial.opened), origin)
         folder.write(REPORT, text)
+        folder.write(COVERAGE, coverage_table(trial.coverage))
         folder.publish()
         statuses.append(trial.verdict.status)
+        if junit is not None:
+            tests.append(_test_case(trial))
+            write_junit(junit, f"caesura {verb[0]} {engine}", tests)
         if as_json:
             _print_json(_answer(trial, folder.path))
         elif len(scenarios) == 1 or trial.verdict.status != "holds":
             print(text, end="")
         else:
             print(summary_row(trial, folder.path), flush=True)
+        if trial.interrupted:
+            return INTERRUPTED
     return EXIT_CODES[worst(statuses)]
 
 
+def _driver(scenario: Scenario, seed: int) -> Callable[[Sequence[Listener]], Driver] | None:
+    """What carries out a scenario with a workload; None: lockstep does."""
+    if scenario.workload is None:
+        return None
+    from harness.simulation.simulation import Simulation
+
+    return lambda listeners: Simulation(scenario, listeners, seed=seed)
+
+
 @contextmanager
-def _started(backend: Backend, shape: EngineShape) -> Iterator[tuple[Backend, EngineInfo]]:
+def _started(backend: Backend, shape: EngineShape) -> Iterator[EngineInfo]:
     try:
-        yield backend, backend.start(shape)
+        yield backend.start(shape)
     finally:
         backend.stop()
 
 
+def _make_sources(scenario: Scenario) -> None:
+    """Checkpoints that weights come from: made or found before the run, so that a missing one is no answer of the engine's."""
+    for entry in scenario.timeline:
+        if isinstance(entry.operation, UpdateWeights | SwapWeights) and entry.operation.source.checkpoint is not None:
+            ensure(entry.operation.source.checkpoint)
+
+
+def _test_case(trial: Trial) -> TestCase:
+    """A run as a line of CI's list: violated fails, unknown counts as skipped."""
+    scenario = trial.scenario
+    name = str(scenario.path or scenario.name) if scenario is not None else "log"
+    if trial.verdict.status == "holds":
+        return TestCase(name=name)
+    return TestCase(
+        name=name, failure="\n".join(trial.verdict.reasons), kind="failure" if trial.verdict.status == "violated" else "skipped"
+    )
+
+
 def _load(file: Path, overrides: Sequence[str]) -> Scenario:
     scenario = load_scenario(file)
+    for name in scenario.expect.violates:
+        if name not in INVARIANTS:
+            raise BadInput(f"{file}: expect.violates: got {name!r}{suggestion(name, INVARIANTS)}; expected one of {', '.join(INVARIANTS)}")
     if not overrides:
         return scenario
     fields = scenario.engine.model_dump(mode="json")
@@ -143,12 +247,19 @@ def _load(file: Path, overrides: Sequence[str]) -> Scenario:
         field = name.removeprefix("engine.")
         if not equals or field == name or field not in fields:
             raise BadInput(f"--set {override}: expected engine.NAME=VALUE with NAME one of {', '.join(fields)}")
-        fields[field] = yaml.safe_load(value)
+        fields[field] = _yaml_value(override, value)
     try:
         return replace(scenario, engine=EngineShape.model_validate(fields))
     except ValidationError as error:
         first = error.errors()[0]
         raise BadInput(f"--set {' --set '.join(overrides)}: {'.'.join(map(str, first['loc']))} {first['msg']}") from None
+
+
+def _yaml_value(override: str, value: str) -> Any:
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise BadInput(f"--set {override}: {value!r} is no YAML value") from error
 
 
 def _scenario_of(path: Path) -> Scenario | None:
@@ -163,9 +274,16 @@ def _tokenizer(opened: Opened) -> Tokenizer | None:
     return None if folder is None else tokenizer_of(folder)
 
 
+def _rate(min_pass_rate: float) -> list[str]:
+    """The option, where it is not the default."""
+    return [] if min_pass_rate == 1 else ["--min-pass-rate", f"{min_pass_rate:g}"]
+
+
 def _again(*words: object) -> str:
-    """The command that shows the same once more."""
-    return shlex.join(["caesura", *(str(word) for word in words if word is not None)])
+    """The command that shows the same once more: of `caesura`, or the program that calls it, which may have changed the engine."""
+    if (program := Path(sys.argv[0])).name == "caesura" or program.stem == "cli":
+        return shlex.join(["caesura", *(str(word) for word in words if word is not None)])
+    return shlex.join(["python", *sys.argv])
 
 
 def _answer(trial: Trial, folder: Path) -> dict[str, Any]:
@@ -180,8 +298,16 @@ def _answer(trial: Trial, folder: Path) -> dict[str, Any]:
         "folder": str(folder),
         "events": len(trial.entries),
         "judgements": msgspec.to_builtins(verdict.judgements),
+        "situations": {name: sighting._asdict() for name, sighting in trial.coverage.items()},
         "explanation": msgspec.to_builtins(verdict.explanation),
+        "figures": _figures(trial),
     }
+
+
+def _figures(trial: Trial) -> dict[str, Any] | None:
+    """How a simulated workload fared; None for a timeline in lockstep."""
+    workload = trial.scenario.workload if trial.scenario is not None else None
+    return None if workload is None else asdict(figures_of(trial.entries, workload))
 
 
 def _print_json(answer: dict[str, Any]) -> None:

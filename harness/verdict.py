@@ -39,3 +39,15 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     violations: tuple[Violation, ...] = ()
     """The first few; `more` counts the rest."""
     more: int = 0
+    checked: int = 0
+    """How many checks were made, where they are counted: each fails with one violation."""
+
+    def tolerating(self, min_pass_rate: float) -> Judgement:
+        """The same, if checks are counted, with `holds` for as many passed as `min_pass_rate` asks for, and the rate in its reason."""
+        if not self.checked:
+            return self
+        passed = self.checked - len(self.violations) - self.more
+        counted = f"{passed} of {self.checked} checks pass, asked for {100 * min_pass_rate:g} %"
+        if passed >= min_pass_rate * self.checked:
+            return msgspec.structs.replace(self, status="holds", reason=counted, violations=(), more=0)
+        return msgspec.structs.replace(self, reason=f"{counted}; the first violation is at event {self.violations[0].seq}")

@@ -8,20 +8,24 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.conformance import Explanation
-from harness.events import Called, Closed, Delivered, Entry, Launched, Opened
+from harness.coverage import Coverage
+from harness.events import Called, Closed, Delivered, Entry, Launched, Opened, Returned
 from harness.replay import Request
+from harness.simulation.figures import figures_of
+from harness.situations import SITUATIONS
 from harness.state import EngineState, RequestState
 from harness.tokenizer import Tokenizer
 from harness.trial import Trial
 from harness.verdict import Judgement, Violation
-from harness.version import commit
-from reports.words import timeline_row
+from reports.simulation import figure_lines
+from reports.words import operation_in_words, timeline_row
 
 WIDTH = 118
 MARGIN = 15
 TIMELINE_BEFORE, TIMELINE_AFTER = 7, 2
 SEGMENT_CHARACTERS = 300
 REQUESTS_SHOWN = 8
+REFUSED_SHOWN = 6
 
 
 class Origin(NamedTuple):
@@ -33,12 +37,15 @@ class Origin(NamedTuple):
 
 def render(trial: Trial, tokenizer: Tokenizer | None, origin: Origin) -> str:
     """The whole report. Without a tokenizer, tokens are shown as numbers."""
-    lines = [header(trial.opened), _what_ran(trial), ""]
+    lines = [header(trial.opened), _what_ran(trial), *_workload(trial), ""]
     for judgement in trial.verdict.judgements:
         lines += _judgement(judgement, trial, origin)
     if trial.verdict.explanation is not None:
         lines += _explanation(trial.verdict.explanation, trial, origin)
-    lines += _requests(trial, tokenizer)
+    lines += _reached(trial)
+    lines += _refused(trial.entries)
+    if trial.scenario is None or trial.scenario.workload is None:  # what thousands of simulated rollouts say is of no interest
+        lines += _requests(trial, tokenizer)
     lines += ["", *(f"{'':<{MARGIN}}{reason}" for reason in trial.verdict.reasons)]
     lines += [f"{trial.verdict.status.upper():<{MARGIN}}{trial.scenario.name if trial.scenario else origin.folder}"]
     lines += [f"{'log':<{MARGIN}}{origin.folder}", f"{'again':<{MARGIN}}{origin.command}"]
@@ -49,7 +56,7 @@ def header(opened: Opened) -> str:
     """The first line: version, commit, scenario, seed, engine and level."""
     versions = "".join(f" {name} {version}" for name, version in opened.versions.items())
     return (
-        f"caesura {opened.caesura} (commit {commit() or '-'}), scenario {opened.scenario[:8] or '-'}, seed {opened.seed}, "
+        f"caesura {opened.caesura}, scenario {opened.scenario[:8] or '-'}, seed {opened.seed}, "
         f"engine {opened.backend} on {opened.device} (level {opened.level}{versions and ','}{versions})"
     )
 
@@ -60,6 +67,15 @@ def summary_row(trial: Trial, folder: Path) -> str:
     explained = f", {explanation.states} states equal" if explanation and not explanation.mismatch else ""
     source = trial.scenario.path if trial.scenario and trial.scenario.path else folder
     return f"{trial.verdict.status:<{MARGIN}}{source}  ({len(trial.entries)} events{explained})"
+
+
+def coverage_table(coverage: Coverage) -> str:
+    """Every situation with its count and first event, those that were not reached too: what coverage.txt holds."""
+    lines = [f"{'count':>8} {'first event':>12}  situation"]
+    for name, statement in SITUATIONS.items():
+        count, first = coverage.get(name, ("-", "-"))
+        lines.append(f"{count:>8} {first:>12}  {name}: {statement}")
+    return "\n".join(lines) + "\n"
 
 
 def render_state(state: EngineState, seq: int) -> str:
@@ -96,11 +112,17 @@ def _what_ran(trial: Trial) -> str:
     return f"{name}: {steps} steps, {tokens} tokens, {len(trial.replay.requests)} requests, {len(trial.entries)} events; {end}"
 
 
+def _workload(trial: Trial) -> list[str]:
+    """How a simulated workload fared."""
+    workload = trial.scenario.workload if trial.scenario else None
+    return figure_lines(figures_of(trial.entries, workload), margin=MARGIN) if workload is not None else []
+
+
 def _judgement(judgement: Judgement, trial: Trial, origin: Origin) -> list[str]:
     status = judgement.status.replace("-", " ")
     line = f"{status:<{MARGIN}}{judgement.invariant}"
     if judgement.status == "holds":
-        return [line]
+        return [f"{line}: {judgement.reason}" if judgement.checked else line]
     if judgement.status == "not-checkable":
         return [f"{line}: {judgement.reason}"]
     more = f" ({judgement.more} more not shown)" if judgement.more else ""
@@ -127,15 +149,35 @@ def _timeline(entries: Sequence[Entry], seq: int, indent: str) -> list[str]:
 
 def _explanation(explanation: Explanation, trial: Trial, origin: Origin) -> list[str]:
     engine = trial.opened.backend
-    counted = f"{explanation.transactions} operations and steps, {explanation.events} events, {explanation.states} whole states"
+    states = f", {explanation.states} whole states" if explanation.states else ""
+    counted = f"{explanation.transactions} operations and steps, {explanation.events} events{states}"
     mismatch = explanation.mismatch
     if mismatch is None:
-        return [f"{'holds':<{MARGIN}}sim explains {engine}: {counted}"]
+        same = f"{'holds':<{MARGIN}}sim: its events are those of {engine}, so each line above is said of both"
+        return [same, f"{'holds':<{MARGIN}}sim explains {engine}: {counted}"]
     indent = f"{'':<{MARGIN}}"
     lines = [f"{'violated':<{MARGIN}}sim does not explain {engine}, after {counted}"]
     lines += _wrapped(f"{indent}event {mismatch.seq}: ", mismatch.sentence)
     lines += _wrapped(f"{indent}model     ", mismatch.expected, most=4) + _wrapped(f"{indent}{engine:<9} ", mismatch.got, most=4)
     return [*lines, *_timeline(trial.entries, mismatch.seq, indent), f"{indent}again     {origin.command}"]
+
+
+def _reached(trial: Trial) -> list[str]:
+    """How many situations came about, and which of them the scenario had named."""
+    named = [name for name in trial.scenario.expect.reaches if name in trial.coverage] if trial.scenario else []
+    text = f"{len(trial.coverage)} of {len(SITUATIONS)} situations{'; as expected: ' if named else ''}{', '.join(named)}"
+    return _wrapped(f"{'reaches':<{MARGIN}}", text)
+
+
+def _refused(entries: Sequence[Entry]) -> list[str]:
+    """Calls that were answered with an error, the first few in words."""
+    calls = {entry.event.op: entry.event.operation for entry in entries if isinstance(entry.event, Called)}
+    refused = [(e.event.op, e.event.error) for e in entries if isinstance(e.event, Returned) and e.event.error is not None]
+    lines = []
+    for place, (op, error) in enumerate(refused[:REFUSED_SHOWN]):
+        words = f"#{op} {operation_in_words(calls.get(op, {}))}: {error.code}, {error.message}"
+        lines.append(_cut(f"{'refused' if place == 0 else '':<{MARGIN}}{words}"))
+    return lines + ([f"{'':<{MARGIN}}and {len(refused) - REFUSED_SHOWN} more"] if len(refused) > REFUSED_SHOWN else [])
 
 
 def _requests(trial: Trial, tokenizer: Tokenizer | None) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from harness import events as ev
 from harness.operations import from_data, in_words
@@ -20,6 +21,14 @@ def event_in_words(event: ev.Event) -> str:
 
 def timeline_row(entry: ev.Entry) -> str:
     return f"{entry.seq:>6}  {entry.t_ns / 1e6:>9.3f} ms  {event_in_words(entry.event)}"
+
+
+def operation_in_words(data: dict[str, Any]) -> str:
+    """A logged operation; one that this version does not know is shown as it is."""
+    try:
+        return in_words(from_data(data))
+    except ValueError:
+        return str(data)
 
 
 def _some(items: Sequence[object]) -> str:
@@ -53,7 +62,7 @@ def _spans(event: ev.Finished) -> str:
 _WORDS: dict[type[ev.Event], Callable] = {
     ev.Opened: lambda e: f"{e.backend} level {e.level} schema {e.schema}",
     ev.Closed: lambda e: f"{e.why} after {e.count} events",
-    ev.Called: lambda e: f"#{e.op} {in_words(from_data(e.operation))}",
+    ev.Called: lambda e: f"#{e.op} {operation_in_words(e.operation)}",
     ev.Received: lambda e: f"#{e.op}",
     ev.Returned: _returned,
     ev.Accepted: lambda e: f"{e.request}{' parked' if e.parked else ''}",
@@ -64,6 +73,8 @@ _WORDS: dict[type[ev.Event], Callable] = {
     ev.Delivered: _delivered,
     ev.Launched: lambda e: f"step {e.step}: " + _some([f"{r}[{first}:{first + count}]" for r, first, count in e.batch]),
     ev.Landed: lambda e: f"step {e.step}: " + _some([f"{r}={token}" for r, token in e.sampled]),
+    ev.Dropped: lambda e: f"step {e.step}: {e.request}, {e.why}",
+    ev.StepFailed: lambda e: f"step {e.step}: {e.why}",
     ev.Hit: lambda e: f"{e.request}: blocks {_some(e.blocks)}",
     ev.Allocated: lambda e: f"{e.request}: blocks {_some(e.blocks)}" + (f", evicted {_some(e.evicted)}" if e.evicted else ""),
     ev.Stored: lambda e: f"{e.request}: " + _some([f"{block}=digest{label}" for block, label in e.blocks]),
@@ -75,4 +86,5 @@ _WORDS: dict[type[ev.Event], Callable] = {
     ev.UpdateFailed: lambda e: f"{e.phase}{' after bytes were written' if e.wrote else ''}: {e.why}",
     ev.Committed: lambda e: e.version,
     ev.Relabelled: lambda e: e.version,
+    ev.Reference: lambda e: f"{e.request}[{e.first}:{e.first + len(e.tokens)}] {e.kind}",
 }

@@ -7,10 +7,11 @@ this package, and loads an engine's libraries only when it is asked for.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from harness.errors import BadInput
-from harness.events import Event
+from harness.events import Entry, Event
 from harness.operations import Operation
 from harness.scenario import EngineShape
 from harness.state import EngineState
@@ -29,6 +30,8 @@ class EngineInfo(NamedTuple):
     profile: str
     """Name of the model's profile that describes this engine."""
     eos_token_ids: tuple[int, ...]
+    vocab_size: int | None = None
+    """Token ids run below this; None for an engine that takes any."""
 
 
 class Backend(Protocol):
@@ -64,7 +67,16 @@ class Backend(Protocol):
         ...
 
 
-ENGINES = ("sim", "torch")
+@runtime_checkable
+class Recomputes(Protocol):
+    """A backend that can say afterwards what its tokens should have been."""
+
+    def references(self, entries: Sequence[Entry]) -> Sequence[Event]:
+        """`reference` events for the tokens of a log, computed without the engine's scheduler and pool."""
+        ...
+
+
+ENGINES = ("sim", "torch", "vllm", "vllm-scheduler")
 
 
 def make_backend(name: str, *, seed: int = 0) -> Backend:
@@ -83,4 +95,12 @@ def make_backend(name: str, *, seed: int = 0) -> Backend:
         except ModuleNotFoundError as error:
             raise BackendError(f"engine `torch` needs the package {error.name}: install caesura-rl with the extra 'engine'") from error
         return TorchBackend()
-    raise BackendError(f"unknown engine {name!r}: expected one of {', '.join(ENGINES)}")
+    if name in ("vllm", "vllm-scheduler"):
+        from harness.backends.vllm.install import load
+
+        return load(name, seed=seed)
+    if ":" in name:
+        from harness.backends.yours import load_engine
+
+        return load_engine(name)
+    raise BackendError(f"unknown engine {name!r}: expected one of {', '.join(ENGINES)}, or FILE.py:CLASS of your own")

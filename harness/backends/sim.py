@@ -35,9 +35,11 @@ class SimBackend:
         return self._model.has_work()
 
     def step(self) -> list[Event]:
-        events = self._model.schedule()
-        epoch = self._model.epoch
-        return events + self._model.land(lambda request, position: symbolic_token(request, position, epoch, self._seed))
+        events = self._model.schedule() if self._model.launch_due else []
+        if self._model.landing_due:
+            epoch = self._model.landing_epoch
+            events += self._model.land(lambda request, position: symbolic_token(request, position, epoch, self._seed))
+        return events
 
     def state(self) -> EngineState:
         return self._model.state()

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
 import transformers
 
+from engine.attention import KVCache
 from engine.config import EngineConfig, SamplingParams
 from engine.core import EngineCore
-from engine.errors import EngineError
+from engine.errors import EngineError, ForwardFailed
+from engine.model_runner import load_model, probe_layers
 from engine.observer import Observer
 from engine.outputs import PauseTicket
 from engine.request import Request, RequestStatus
+from engine.sampler import Draw, sample, stream_of
+from engine.tiles import Rows, TiledModel
 from engine.weights import WeightTarget, read_safetensors
 from harness import events as ev
 from harness.backends import BackendError, EngineInfo
 from harness.checkpoints import ensure
 from harness.errors import BadInput
+from harness.golden import Part, references
 from harness.operations import (
     Abort,
     FinishWeightUpdate,
@@ -65,22 +70,26 @@ class TorchBackend:
     def start(self, shape: EngineShape) -> EngineInfo:
         if shape.device == "cuda" and not torch.cuda.is_available():
             raise BackendError("the scenario's engine asks for device cuda, and torch sees none; use --set engine.device=cpu")
+        if shape.async_scheduling:
+            raise BackendError("the scenario's engine asks for async_scheduling, and torch steps synchronously; run it on sim")
         folder = ensure(shape.checkpoint)
         transformers.utils.logging.disable_progress_bar()
         self._tokenizer = tokenizer_of(folder)
         self._transitions = Transitions()
-        fields = shape.model_dump(exclude={"checkpoint"})
+        fields = shape.model_dump(exclude={"checkpoint", "async_scheduling"})
         try:
-            self._core = EngineCore(EngineConfig(checkpoint=folder, **fields), observer=self._transitions)
+            self._config = EngineConfig(checkpoint=folder, **fields)
+            self._core = EngineCore(self._config, observer=self._transitions)
         except ValueError as error:
             raise BackendError(str(error)) from error
         self._core.weight_target = self._target = FailingTarget(self._core.runner.model)
         self._weights = WeightSources(folder)
         self._pauses: dict[int, PauseTicket] = {}
         self._parts_of: int | None = None
+        self._parts: set[int] = set()
         device = torch.cuda.get_device_name() if shape.device == "cuda" else "cpu"
         versions = {"torch": str(torch.__version__), "transformers": transformers.__version__}
-        return EngineInfo(versions=versions, device=device, profile="caesura", eos_token_ids=self._core.eos_token_ids)
+        return EngineInfo(versions, device, "caesura", self._core.eos_token_ids, self._core.runner.vocab_size)
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         return self._tokenizer.encode(text) if self._tokenizer else bytes_of(text)
@@ -101,7 +110,9 @@ class TorchBackend:
         return self._core.has_work()
 
     def step(self) -> list[ev.Event]:
-        self._core.step()
+        # A broken forward pass is told by the engine's observer; the step ends there.
+        with suppress(ForwardFailed):
+            self._core.step()
         done = [*self._transitions.take(), *self._deliveries()]
         return [*done, *self._complete_pause()]
 
@@ -120,6 +131,9 @@ class TorchBackend:
             update_open=core.update_open,
             out_of_service=core.is_out_of_service,
         )
+
+    def references(self, entries: Sequence[ev.Entry]) -> list[ev.Reference]:
+        return references(entries, lambda num_slots: TorchCalculator(self._config, self._weights, num_slots))
 
     def stop(self) -> None:
         self.__dict__.pop("_core", None)
@@ -146,8 +160,7 @@ class TorchBackend:
     # ---- one method for each operation: (op, operation) -> answer ----
 
     def _submit(self, op: int, operation: Submit) -> Answer:
-        params = SamplingParams(max_tokens=operation.max_tokens, ignore_eos=operation.ignore_eos, cache_salt=operation.cache_salt)
-        return {"state": self._core.submit(operation.id, operation.prompt.token_ids or (), params)}
+        return {"state": self._core.submit(operation.id, operation.prompt.token_ids or (), _sampling_params(operation))}
 
     def _abort(self, op: int, operation: Abort) -> Answer:
         return {"aborted": self._core.abort(None if operation.ids == "all" else operation.ids)}
@@ -169,7 +182,7 @@ class TorchBackend:
     def _start(self, op: int, operation: StartWeightUpdate) -> Answer:
         with self._target.failing("begin" if operation.fails else None):
             self._core.start_weight_update(allow_unpaused=operation.allow_unpaused)
-        self._parts_of = None
+        self._parts_of, self._parts = None, set()
         return {"status": "started"}
 
     def _update(self, op: int, operation: UpdateWeights) -> Answer:
@@ -179,9 +192,12 @@ class TorchBackend:
         self._transitions.part, self._transitions.of = operation.part, operation.of
         self._core.update_weights(_breaking(tensors) if operation.fails else tensors)
         self._parts_of = operation.of
+        self._parts.add(operation.part)
         return {"status": "updated"}
 
     def _finish(self, op: int, operation: FinishWeightUpdate) -> Answer:
+        if self._core.update_open and self._parts_of is not None and len(self._parts) < self._parts_of:
+            raise Refused("conflict", f"{len(self._parts)} of {self._parts_of} parts were sent; send the others before finish")
         with self._target.failing("commit" if operation.fails else None):
             self._core.finish_weight_update(operation.version)
         return {"status": "finished", "weight_version": self._core.weight_version}
@@ -270,6 +286,9 @@ class Transitions(Observer):
     def landed(self, step: int, sampled: Sequence[tuple[str, int]]) -> None:
         self._events.append(ev.Landed(step=step, sampled=tuple(ev.Sampled(*token) for token in sampled)))
 
+    def step_failed(self, step: int, *, why: str) -> None:
+        self._events.append(ev.StepFailed(step=step, why=why))
+
     def pause_pending(self, mode: ev.Mode, *, clear_cache: bool) -> None:
         self._events.append(ev.PausePending(mode=mode, clear_cache=clear_cache))
 
@@ -293,6 +312,42 @@ class Transitions(Observer):
 
     def relabelled(self, version: str) -> None:
         self._events.append(ev.Relabelled(version=version))
+
+
+class TorchCalculator:
+    """A model of its own behind the methods of an oracle: the engine's model code, without its scheduler and pool.
+
+    Each token has a block of its own in a KV cache made for them all, so nothing is ever freed or shared but by the oracle's will.
+    """
+
+    def __init__(self, config: EngineConfig, weights: WeightSources, num_slots: int) -> None:
+        device = torch.device(config.device)
+        self._model = TiledModel(load_model(config, device), device)
+        self._target = WeightTarget(self._model.model)
+        self._weights = weights
+        layers = probe_layers(self._model, config)
+        self._cache = KVCache(layers, num_blocks=num_slots, block_size=1, dtype=self._model.model.dtype, device=device)
+
+    def write(self, part: Part) -> None:
+        for name, tensor in self._weights.part(*part):
+            self._target.write(self._target.resolve(name, tensor), tensor)
+
+    def compute(self, submit: Submit, token_ids: Sequence[int], *, first: int, slots: Sequence[int], wanted: int) -> list[int]:
+        params = _sampling_params(submit)
+        stream = stream_of(params, submit.id)
+        tokens: list[int] = []
+        size = self._model.num_rows  # a tile at a time: the logits of a long sequence would not fit
+        for start in range(0, len(token_ids), size):
+            ids = token_ids[start : start + size]
+            end = first + start + len(ids)
+            num_logits = min(len(ids), max(0, start + len(ids) - (len(token_ids) - wanted)))
+            logits = self._model.logits(self._cache, [Rows(ids, first + start, slots[:end], num_logits)])
+            tokens += [token_id for token_id, _ in sample(logits, [Draw(params, stream, at + 1) for at in range(end - num_logits, end)])]
+        return tokens
+
+
+def _sampling_params(submit: Submit) -> SamplingParams:
+    return SamplingParams(**submit.model_dump(exclude={"id", "prompt"}))
 
 
 class FailingTarget(WeightTarget):

@@ -21,6 +21,7 @@ from harness.events import (
     AnyEvent,
     Closed,
     Delivered,
+    Dropped,
     Event,
     Finished,
     Freed,
@@ -181,6 +182,38 @@ def test_steady_decode_is_its_tokens_and_no_more(steps: list[list[int]]):
     for step, tokens in enumerate(steps, start=2):
         assert items(codec.encode(step, steady_step(step, at, tokens))) == [["stepped", tokens]]
         at = {request: (position + 1, index + 1) for request, (position, index) in at.items()}
+
+
+def test_steady_decode_with_a_step_in_flight_is_its_tokens_and_no_more():
+    codec, at = decoding(["r1", "r2"])
+    launched, _, _ = steady_step(2, at, [8, 9])
+    codec.encode(0, [launched])
+    transactions = []
+    for step in range(3, 6):
+        _, landed, delivered = steady_step(step - 1, at, [8, 9])
+        at = {request: (position + 1, index + 1) for request, (position, index) in at.items()}
+        launched, _, _ = steady_step(step, at, [8, 9])
+        transactions.append((step, [launched, landed, delivered]))
+        assert items(codec.encode(*transactions[-1])) == [["overlapped", [8, 9]]]
+
+
+def test_a_step_in_flight_comes_back_as_it_was():
+    at = {"r1": (4, 1), "r2": (4, 1)}
+    prefill = Launched(step=1, batch=(Scheduled("r1", 0, 4), Scheduled("r2", 0, 4)))
+    first = [OPENED, prefill, Landed(step=1, sampled=(Sampled("r1", 7), Sampled("r2", 7)))]
+    handed = Delivered(outputs=(Output("r1", 0, (7,), None), Output("r2", 0, (7,), None)))
+    launched, landed, delivered = steady_step(2, at, [8, 9])
+    ahead, *_ = steady_step(3, {"r1": (5, 2), "r2": (5, 2)}, [10, 11])
+    [*_, line, dropping] = round_trip(
+        [
+            (0, [*first, handed]),
+            (1, [launched]),
+            (2, [ahead, landed, delivered]),
+            (3, [Landed(step=3, sampled=(Sampled("r1", 10),)), Dropped(step=3, request="r2", why="aborted")]),
+        ]
+    )
+    assert items(line) == [["overlapped", [8, 9]]]
+    assert items(dropping)[1] == ["dropped", 3, "r2", "aborted"]
 
 
 def test_a_request_that_ends_leaves_its_step_and_the_next_one_folded():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -113,17 +114,36 @@ def test_an_engine_that_has_work_and_does_none_is_given_up_as_stalled(tmp_path: 
     assert sum(isinstance(entry.event, Launched) for entry in entries) == 20
 
 
-def test_ctrl_c_closes_the_log_as_interrupted(tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_run_after_the_transaction_that_it_falls_into(tmp_path: Path) -> None:
     class Interrupted(SimBackend):
         def step(self):
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
+            return super().step()
 
-    backend, entries = Interrupted(), []
-    what = scenario(tmp_path, SUBMIT)
-    info = backend.start(what.engine)
-    with pytest.raises(KeyboardInterrupt):
-        Lockstep(what, backend, [entries.extend]).run(opened_event(what.engine, backend, info, digest="", seed=0))
+    entries = run(tmp_path, SUBMIT, Interrupted())
     assert closed(entries).why == "interrupted"
+    assert sum(isinstance(entry.event, Launched) for entry in entries) == 1
+
+
+def test_a_second_ctrl_c_interrupts_at_once(tmp_path: Path) -> None:
+    class Hangs(SimBackend):
+        def step(self):
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            raise AssertionError("not reached")
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, SUBMIT, Hangs())
+
+
+def test_an_engine_that_raises_ends_the_run_as_crashed_with_what_it_raised(tmp_path: Path) -> None:
+    class Crashes(SimBackend):
+        def apply(self, op, operation):
+            raise IndexError("no such block")
+
+    end = closed(run(tmp_path, SUBMIT, Crashes()))
+    assert end.why == "crashed"
+    assert end.error.startswith("in call #0, submit r1 max_tokens=8: IndexError: no such block (test_execute.py:")
 
 
 def test_a_text_prompt_is_tokenised_once_and_logged_with_its_tokens(tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def test_a_torn_tail_of_one_file_does_not_hide_the_other(tmp_path: Path):
     torn.write_bytes(torn.read_bytes()[:-1])
     log = read_log(tmp_path)
     assert [entry.writer for entry in log.entries].count("client") == 13
-    assert (log.closed, log.torn) == (False, TornTail(torn, log.tails[0].offset, b'[12,5,[["closed","drained",12,[]]]]'))
+    assert (log.closed, log.torn) == (False, TornTail(torn, log.tails[0].offset, b'[12,5,[["closed","drained",12,[],""]]]'))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.backends.sim import SimBackend
-from harness.events import Entry
+from harness.events import Entry, Opened
 from harness.execute import Lockstep
-from harness.invariants import Judge
+from harness.log import Log
 from harness.scenario import load_scenario
-from harness.trial import Trial, assess, opened_event
+from harness.trial import Trial, opened_event, review
 from reports.text import Origin, render
 from reports.words import timeline_row
 
@@ -23,10 +23,9 @@ def trial_of(name: str, *, spoil) -> Trial:
     backend, entries = SimBackend(), []
     info = backend.start(scenario.engine)
     Lockstep(scenario, backend, [entries.extend]).run(opened_event(scenario.engine, backend, info, digest=scenario.digest, seed=0))
-    entries = spoil(entries)
-    judge = Judge()
-    judge.feed(entries)
-    return Trial(scenario=scenario, entries=entries, replay=judge.replay, verdict=assess(scenario, entries, judge.finish(), None))
+    opened = entries[0].event
+    assert isinstance(opened, Opened)
+    return review(Log(entries=spoil(entries), opened=opened, closed=True, tails=()), scenario)
 
 
 def without(kind: str):

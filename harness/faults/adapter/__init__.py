@@ -1,0 +1,1 @@
+"""What is wrong between the engine and its callers: answers and outputs on their way."""

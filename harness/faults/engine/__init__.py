@@ -1,0 +1,1 @@
+"""What is wrong inside the engine: its scheduler, its KV pool, its pauses, its weights."""

@@ -1,0 +1,30 @@
+"""A request that came while paused is labelled with the weights that were resident then, whatever samples it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.faults.fault import Patch
+
+STANDS_FOR = "vllm#51487"
+CAUGHT_BY = "version-attribution"
+SHALLOW = False
+
+
+def plant(patch: Patch) -> None:
+    from engine.core import EngineCore
+    from engine.request import Request
+
+    submit, append = EngineCore.submit, Request.append
+
+    def labelled(self: EngineCore, request_id: str, *arguments: Any) -> str:
+        state = submit(self, request_id, *arguments)
+        if state == "parked":
+            vars(self.scheduler.requests[request_id])["label"] = self.weight_version
+        return state
+
+    def appended(self: Request, token_id: int, *, version: str) -> None:
+        append(self, token_id, version=vars(self).get("label", version))
+
+    patch(EngineCore, "submit", labelled)
+    patch(Request, "append", appended)

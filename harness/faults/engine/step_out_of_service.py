@@ -1,0 +1,18 @@
+"""An engine whose weights a failed update left half-written goes on stepping if nothing paused it."""
+
+from __future__ import annotations
+
+from harness.faults.fault import Patch
+
+STANDS_FOR = "the kind of K23 and K13 (vllm#45520)"
+CAUGHT_BY = "no-step-while-paused"
+SHALLOW = False
+
+
+def plant(patch: Patch) -> None:
+    from engine.core import EngineCore
+
+    def has_work(self: EngineCore) -> bool:
+        return self.pause_mode != "keep" and self.scheduler.has_work
+
+    patch(EngineCore, "has_work", has_work)

@@ -1,0 +1,1 @@
+"""What is wrong in the control plane of data-parallel ranks, in its model."""

@@ -1,0 +1,374 @@
+"""Looks for failures on several processes, and merges what they find.
+
+Seeds are handed out in slices of half a second. A worker that is killed loses its slice, which is handed out again; one
+that dies twice in the same case, or does not come back from it, has found something. Everything done is in the ledger of
+the run folder, so that a campaign goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from pathlib import Path
+
+from harness.errors import BadInput
+from harness.fuzz.case import API_TRUTH, Case, Finding
+from harness.fuzz.hunt import Failed, Settings, Tally
+from harness.fuzz.known import Known, Signature
+from harness.fuzz.ledger import Ledger, Plan, read_ledger
+from harness.fuzz.worker import NOBODY, SEED, SINCE, Grown, Hunt, Hunted, Recall, Recalled, Refusal, Shrink, Shrunk, work
+
+Task = Hunt | Shrink | Recall
+
+SLICE_CASES = 1024
+"""The most cases in a slice."""
+GRACE_S = 5.0
+"""How much longer than the engine's own limit a worker gets before it is taken for one that never comes back."""
+STILLBORN = 3
+"""So many deaths before any case was done, and it is the engine's start that fails: the campaign ends."""
+CLOSING_S = 60.0
+"""Once the time is up or Ctrl-C was pressed, how long shrinking may still take; what is not shrunk then is kept as it is."""
+
+
+class CampaignError(BadInput):
+    """The campaign cannot go on."""
+
+
+@dataclass(kw_only=True)
+class Failure:
+    """One way to fail: every case that fails like that counts here."""
+
+    signature: Signature
+    first: Failed
+    count: int = 0
+    known: str | None = None
+    """Where it is written down as known; None: it is new."""
+    minimal: Case | None = None
+    """The smallest case that shows it; None: not shrunk."""
+    ended: str = "drained"
+    finding: Finding | None = None
+    """What the minimal case shows."""
+
+
+@dataclass(kw_only=True)
+class Result:
+    """What a campaign found."""
+
+    tally: Tally
+    failures: list[Failure]
+    seconds: float
+    """By the clock, since this call began."""
+    interrupted: bool
+    deaths: int = 0
+    """Workers that died and were replaced."""
+    leaks: list[int] = field(default_factory=list)
+    """Megabytes by which each worker had grown that was replaced for it."""
+
+    @property
+    def new(self) -> list[Failure]:
+        return [failure for failure in self.failures if failure.known is None]
+
+
+class _Worker:
+    """A process and what it was told to do."""
+
+    def __init__(self, engine: str, settings: Settings, stacks: Path) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.at = context.Array("d", [NOBODY, time.monotonic()])
+        self.stacks = stacks
+        self.task: Task | None = None
+        self.connection, theirs = context.Pipe()
+        arguments = (theirs, engine, settings, self.at, stacks)
+        self.process = context.Process(target=work, args=arguments, name="caesura-fuzz", daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def give(self, task: Task) -> None:
+        self.task = task
+        self.connection.send(task)
+
+    @property
+    def seed(self) -> int | None:
+        """The seed that it is at."""
+        seed = self.at[SEED]
+        return None if seed == NOBODY else int(seed)
+
+    def hangs(self, limit_s: float) -> bool:
+        return self.seed is not None and time.monotonic() - self.at[SINCE] > limit_s
+
+    def stack(self) -> str:
+        """What it is doing, as faulthandler tells; empty if it cannot tell any more."""
+        assert self.process.pid is not None
+        os.kill(self.process.pid, signal.SIGUSR1)
+        time.sleep(0.5)
+        return self.stacks.read_text(encoding="utf-8", errors="replace")
+
+    def end(self) -> None:
+        """Kill it."""
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
+        self.stacks.unlink(missing_ok=True)
+
+
+class Campaign:
+    """A plan, carried out in a folder.
+
+    Args:
+        plan: what to do; seeds that the folder's ledger has as done are not run again.
+        jobs: processes.
+        seconds: stop after this time; None: when the plan's cases are done.
+        known: failures that are counted and not reported.
+        regressions: scenario files; what they show on this engine is known, too.
+        progress: called several times a second with the sum so far and the number of ways to fail.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        folder: Path,
+        *,
+        settings: Settings,
+        jobs: int = 1,
+        seconds: float | None = None,
+        known: Sequence[Known] = (),
+        regressions: Sequence[Path] = (),
+        progress: Callable[[Tally, int], object] = lambda tally, ways: None,
+    ) -> None:
+        self.plan = plan
+        self._folder = folder
+        self._settings = settings
+        self._jobs = jobs
+        self._seconds = seconds
+        self._known = {one.signature: one.source for one in known}
+        self._recalls = [Recall(tuple(map(str, regressions)))] if regressions else []
+        self._progress = progress
+        self._tally = Tally()
+        self._failures: dict[Signature, Failure] = {}
+        self._to_shrink: deque[Failure] = deque()
+        self._again: deque[range] = deque()
+        self._next = plan.seed
+        self._done: set[int] = set()
+        self._deaths_at: Counter[int] = Counter()
+        self._deaths = self._hired = 0
+        self._begun = False
+        """Some worker has done some case."""
+        self._leaks: list[int] = []
+        self._workers: list[_Worker] = []
+
+    def run(self) -> Result:
+        """Run until the cases are done or the time is up. Ctrl-C ends it early and loses nothing.
+
+        Raises:
+            BackendError, CampaignError: the engine cannot be started.
+        """
+        began = time.monotonic()
+        self._recall()
+        self._ledger = Ledger(self._folder, self.plan)
+        interrupted = False
+        try:
+            self._work(until=None if self._seconds is None else began + self._seconds)
+        except KeyboardInterrupt:
+            interrupted = True
+            self._finish_under_way()
+        finally:
+            for worker in self._workers:
+                worker.end()
+            self._ledger.close()
+        failures = self._merged()
+        seconds = time.monotonic() - began
+        return Result(
+            tally=self._tally, failures=failures, seconds=seconds, interrupted=interrupted, deaths=self._deaths, leaks=self._leaks
+        )
+
+    # What is to be done.
+
+    def _recall(self) -> None:
+        """Take up what the folder's ledger says was done."""
+        try:
+            past = read_ledger(self._folder)
+        except BadInput:
+            return
+        self._tally, self._done = past.tally, past.done
+        for failed in past.failed:
+            self._count(failed)
+
+    def _work(self, until: float | None) -> None:
+        deadline = None
+        while True:
+            closing = until is not None and time.monotonic() >= until
+            if closing and deadline is None:
+                deadline = time.monotonic() + CLOSING_S
+            if deadline is not None and time.monotonic() >= deadline:
+                return
+            self._employ(hunting=not closing)
+            if not any(worker.task for worker in self._workers):
+                return
+            self._listen()
+            self._progress(self._tally, len(self._failures))
+
+    def _employ(self, *, hunting: bool) -> None:
+        """Give everyone without work some, and hire while there is more work than workers."""
+        while True:
+            idle = next((worker for worker in self._workers if worker.task is None), None)
+            if idle is None and len(self._workers) >= self._jobs:
+                return
+            task = self._task(hunting=hunting)
+            if task is None:
+                return
+            if idle is None:
+                idle = _Worker(self.plan.engine, self._settings, self._folder / f"stacks-{self._hired}.txt")
+                self._hired += 1
+                self._workers.append(idle)
+            idle.give(task)
+
+    def _task(self, *, hunting: bool) -> Task | None:
+        if self._recalls:
+            return self._recalls.pop()
+        if self._to_shrink:
+            failure = self._to_shrink.popleft()
+            return Shrink(failure.first.seed, failure.first.finding.id)
+        return self._slice() if hunting else None
+
+    def _slice(self) -> Hunt | None:
+        if self._again:
+            again = self._again.popleft()
+            return Hunt(again.start, len(again))
+        while self._next in self._done:
+            self._next += 1
+        end = self._next + SLICE_CASES
+        if self.plan.cases is not None:
+            end = min(end, self.plan.seed + self.plan.cases)
+        end = next((seed for seed in range(self._next, end) if seed in self._done), end)
+        if end <= self._next:
+            return None
+        first, self._next = self._next, end
+        return Hunt(first, end - first)
+
+    # What was done.
+
+    def _listen(self) -> None:
+        ready = wait([worker.connection for worker in self._workers if worker.task], timeout=0.2)
+        for worker in list(self._workers):
+            if worker.connection in ready:
+                self._hear(worker)
+            elif worker.task is not None and worker.hangs(self._settings.hang_s + GRACE_S):
+                self._hung(worker)
+
+    def _hear(self, worker: _Worker) -> None:
+        try:
+            report = worker.connection.recv()
+        except (EOFError, ConnectionResetError):
+            self._died(worker)
+            return
+        match report:
+            case Hunted():
+                self._begun = True
+                self._hunted(report, worker.task)
+                worker.task = None
+            case Shrunk():
+                self._shrunk(report)
+                worker.task = None
+            case Recalled(known=known):
+                self._known |= {one.signature: one.source for one in known}
+                worker.task = None
+            case Grown(megabytes=megabytes):
+                self._leaks.append(megabytes)
+                self._dismiss(worker)
+            case Refusal(message=message):
+                raise CampaignError(message)
+
+    def _hunted(self, report: Hunted, task: Task | None) -> None:
+        self._ledger.hunted(report.first, report.count, report.tally, report.failed)
+        self._tally.merge(report.tally)
+        self._done.update(range(report.first, report.first + report.count))
+        for failed in report.failed:
+            self._count(failed)
+        if isinstance(task, Hunt) and report.count < task.count:
+            self._again.append(range(report.first + report.count, task.first + task.count))
+
+    def _count(self, failed: Failed) -> None:
+        signature = Signature.of(failed.finding)
+        failure = self._failures.get(signature)
+        if failure is None:
+            failure = Failure(signature=signature, first=failed, known=self._known.get(signature))
+            self._failures[signature] = failure
+            if failure.known is None:
+                self._to_shrink.append(failure)
+        failure.count += 1
+
+    def _shrunk(self, report: Shrunk) -> None:
+        for failure in self._failures.values():
+            if failure.first.seed == report.seed and report.finding is not None and failure.signature.id == report.finding.id:
+                failure.minimal, failure.ended, failure.finding = report.case, report.ended, report.finding
+
+    def _died(self, worker: _Worker) -> None:
+        """Once may be anybody's doing: the slice is run again. Twice in one case is the engine's."""
+        seed, task = worker.seed, worker.task
+        worker.process.join()
+        code = worker.process.exitcode or 0
+        self._dismiss(worker)
+        self._deaths += 1
+        if not self._begun and self._deaths >= STILLBORN:
+            how = _how_it_ended(code)
+            raise CampaignError(f"{STILLBORN} processes {how} before any case was done; does `caesura run` start this engine?")
+        if seed is not None:
+            self._deaths_at[seed] += 1
+        self._again_without(
+            seed if seed is not None and self._deaths_at[seed] >= 2 else None, task, f"the engine's process {_how_it_ended(code)}"
+        )
+
+    def _hung(self, worker: _Worker) -> None:
+        seed, task = worker.seed, worker.task
+        stack = worker.stack()
+        self._dismiss(worker)
+        self._deaths += 1
+        limit_s = self._settings.hang_s + GRACE_S
+        self._again_without(seed, task, f"the engine hangs: no answer within {limit_s:g} s, and it cannot be interrupted", stack)
+
+    def _again_without(self, seed: int | None, task: Task | None, sentence: str, stack: str = "") -> None:
+        """Run a lost slice again, less the seed that took the worker down, which is a finding. A lost shrinking stays lost."""
+        if not isinstance(task, Hunt):
+            return
+        end = task.first + task.count
+        if seed is None:
+            self._again.append(range(task.first, end))
+            return
+        finding = Finding(id=API_TRUTH, operations=0, seq=0, sentence=sentence, detail=stack)
+        lost = Hunted(seed, 1, Tally(cases=1), (Failed(seed=seed, finding=finding, also=()),))
+        self._hunted(lost, None)
+        self._to_shrink = deque(one for one in self._to_shrink if one.first.seed != seed)
+        self._again += [part for part in (range(task.first, seed), range(seed + 1, end)) if len(part)]
+
+    def _dismiss(self, worker: _Worker) -> None:
+        worker.end()
+        self._workers.remove(worker)
+
+    def _finish_under_way(self) -> None:
+        """After Ctrl-C: hear what the slices under way have brought; a second Ctrl-C, and that is left."""
+        until = time.monotonic() + CLOSING_S
+        try:
+            while any(isinstance(worker.task, Hunt) for worker in self._workers) and time.monotonic() < until:
+                self._listen()
+        except KeyboardInterrupt:
+            pass
+
+    def _merged(self) -> list[Failure]:
+        """One failure for each minimal case's signature: a sentence may only become the same when all else is gone."""
+        merged: dict[Signature, Failure] = {}
+        for failure in self._failures.values():
+            signature = Signature.of(failure.finding) if failure.finding is not None else failure.signature
+            failure.signature, failure.known = signature, failure.known or self._known.get(signature)
+            if (first := merged.setdefault(signature, failure)) is not failure:
+                first.count += failure.count
+        return list(merged.values())
+
+
+def _how_it_ended(code: int) -> str:
+    return f"was ended by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"ended with exit code {code}"

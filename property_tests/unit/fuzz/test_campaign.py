@@ -1,0 +1,177 @@
+"""A campaign loses nothing: not by a worker that dies or hangs, not by Ctrl-C, not by being stopped and taken up again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.fuzz.campaign import Campaign, CampaignError, Result
+from harness.fuzz.case import API_TRUTH
+from harness.fuzz.hunt import Settings
+from harness.fuzz.known import Known
+from harness.fuzz.ledger import LEDGER, LedgerError, Plan, read_ledger
+
+ROOT = Path(__file__).parents[3]
+
+ENGINE = """
+import os, signal, sys, time
+sys.path.insert(0, {examples!r})
+from toy_engine import Mended, ToyEngine
+
+class Wrong(ToyEngine):
+    pass
+
+class DiesOnce(Mended):
+    def abort(self, ids):
+        marker = {marker!r}
+        if not os.path.exists(marker):
+            open(marker, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().abort(ids)
+
+class DiesAlways(Mended):
+    def swap_weights(self, seed, version):
+        super().swap_weights(seed, version)
+        if seed == 3:
+            os.kill(os.getpid(), signal.SIGSEGV)
+
+class HangsHard(Mended):
+    def swap_weights(self, seed, version):
+        super().swap_weights(seed, version)
+        if seed == 3:
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
+            while True:
+                time.sleep(0.1)
+
+class Stillborn(Mended):
+    def __init__(self, shape):
+        os._exit(3)
+"""
+
+
+@pytest.fixture
+def engines(tmp_path: Path):
+    """Names of the engines above."""
+    file = tmp_path / "wrong_engines.py"
+    file.write_text(ENGINE.format(examples=str(ROOT / "examples"), marker=str(tmp_path / "died")))
+    return lambda name: f"{file}:{name}"
+
+
+def campaign(engine: str, folder: Path, *, cases: int | None = 150, seed: int = 0, hang_s: float = 60.0, **arguments) -> Result:
+    folder.mkdir(exist_ok=True)
+    plan = Plan(engine=engine, seed=seed, cases=cases)
+    return Campaign(plan, folder, settings=Settings(hang_s=hang_s), **arguments).run()
+
+
+def test_the_model_is_clean_on_two_processes_and_every_seed_is_run_once(tmp_path: Path):
+    result = campaign("sim", tmp_path / "run", cases=300, jobs=2)
+    assert (result.tally.cases, result.failures, result.interrupted) == (300, [], False)
+    assert read_ledger(tmp_path / "run").done == set(range(300))
+
+
+def test_a_failure_is_shrunk_once_and_counted_as_often_as_it_comes(engines, tmp_path: Path):
+    result = campaign(engines("Wrong"), tmp_path / "run")
+    (failure,) = result.new
+    assert failure.signature.id == "mode-fidelity"
+    assert failure.count > 10
+    assert failure.minimal is not None
+    assert [operation.verb for operation in failure.minimal.operations] == ["submit", "pause"]
+
+
+def test_a_known_failure_is_counted_and_not_shrunk(engines, tmp_path: Path):
+    (failure,) = campaign(engines("Wrong"), tmp_path / "first").new
+    result = campaign(engines("Wrong"), tmp_path / "second", known=[Known(failure.signature, "corpus.yaml")])
+    assert (result.new, [one.known for one in result.failures]) == ([], ["corpus.yaml"])
+    assert result.failures[0].count == failure.count
+
+
+def test_what_a_regression_scenario_shows_on_this_engine_is_known(engines, tmp_path: Path):
+    file = tmp_path / "aborts_the_waiting.yaml"
+    file.write_text(
+        textwrap.dedent("""
+        schema: 1
+        name: a pause ends those that wait, too
+        timeline:
+          - submit: {id: r1, prompt: {tokens: 2}}
+          - pause:
+        """)
+    )
+    result = campaign(engines("Wrong"), tmp_path / "run", regressions=[file])
+    assert (result.new, [one.known for one in result.failures]) == ([], [str(file)])
+
+
+def test_a_worker_that_is_killed_costs_nothing(engines, tmp_path: Path):
+    result = campaign(engines("DiesOnce"), tmp_path / "run")
+    assert (result.tally.cases, result.failures, result.deaths) == (150, [], 1)
+    assert read_ledger(tmp_path / "run").done == set(range(150))
+
+
+def test_an_engine_that_takes_its_process_down_is_a_finding(engines, tmp_path: Path):
+    result = campaign(engines("DiesAlways"), tmp_path / "run", cases=12)
+    (failure,) = result.new
+    assert failure.signature.id == API_TRUTH
+    assert failure.first.finding.sentence == "the engine's process was ended by signal 11 (SIGSEGV)"
+    assert result.tally.cases == 12
+
+
+def test_an_engine_that_cannot_be_interrupted_is_killed_and_its_stack_shown(engines, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("harness.fuzz.campaign.GRACE_S", 0.5)
+    result = campaign(engines("HangsHard"), tmp_path / "run", cases=12, hang_s=0.5)
+    (failure,) = result.new
+    assert "cannot be interrupted" in failure.first.finding.sentence
+    assert "in swap_weights" in failure.first.finding.detail
+    assert result.tally.cases == 12
+
+
+def test_an_engine_that_never_starts_ends_the_campaign(engines, tmp_path: Path):
+    with pytest.raises(CampaignError, match="3 processes ended with exit code 3 before any case"):
+        campaign(engines("Stillborn"), tmp_path / "run")
+    with pytest.raises(CampaignError, match="unknown engine 'none'"):
+        campaign("none", tmp_path / "other")
+
+
+def test_a_campaign_goes_on_where_it_was_stopped(tmp_path: Path):
+    campaign("sim", tmp_path / "run", cases=100)
+    ledger = tmp_path / "run" / LEDGER
+    ledger.write_text(ledger.read_text() + '{"first": 100, "cases": 9')  # a kill in the middle of a line
+    result = campaign("sim", tmp_path / "run", cases=250)
+    assert result.tally.cases == 250
+    past = read_ledger(tmp_path / "run")
+    assert (past.done, past.tally.cases) == (set(range(250)), 250)
+
+
+def test_a_folder_without_a_campaign_is_refused(tmp_path: Path):
+    with pytest.raises(LedgerError, match="expected the folder of a campaign"):
+        read_ledger(tmp_path)
+    (tmp_path / LEDGER).write_text('{"schema": 99}\n')
+    with pytest.raises(LedgerError, match="schema 1, got 99"):
+        read_ledger(tmp_path)
+
+
+def test_ctrl_c_prints_the_summary_and_loses_nothing(tmp_path: Path):
+    command = [sys.executable, "-m", "harness.cli", "fuzz", "--engine", "sim", "--time", "60s", "--runs", str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and not _hunted(tmp_path):
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 130, out
+    folder = next(path for path in tmp_path.iterdir() if path.is_dir() and not path.is_symlink())
+    cases = read_ledger(folder).tally.cases
+    assert cases > 0
+    assert f"cases          {cases:,}," in out
+    assert f"caesura fuzz --resume {folder}" in out
+
+
+def _hunted(runs: Path) -> bool:
+    """Whether some slice is in the ledger."""
+    return any(len(ledger.read_text().splitlines()) > 1 for ledger in runs.glob(f"*/{LEDGER}"))
