@@ -51,6 +51,13 @@ def diff(session: nox.Session) -> None:
 
 
 @nox.session
+def gpu(session: nox.Session) -> None:
+    """Every scenario and 300 random cases on a CUDA device. Without nox: `pytest -m gpu property_tests/gpu`."""
+    install(session, "engine", "test")
+    session.run("pytest", "-m", "gpu", "property_tests/gpu", *session.posargs)
+
+
+@nox.session
 def drill(session: nox.Session) -> None:
     """Every planted fault, and who catches it. `nox -s drill -- --third 2` for a third of them in a third of the time."""
     install(session, "engine", "test")

@@ -16,7 +16,7 @@ from typing import Literal, NoReturn, get_args
 import torch
 
 from .config import EngineConfig, SamplingParams
-from .errors import CacheBusy, Conflict, EngineError, ForwardFailed, InvalidArgument, OutOfService, RequestRejected, UpdateFailed
+from .errors import CacheBusy, Conflict, ForwardFailed, InvalidArgument, OutOfService, RequestRejected, UpdateFailed
 from .model_runner import ModelRunner
 from .observer import Observer
 from .outputs import FinishReason, PauseMode, PauseTicket, RequestOutput
@@ -325,7 +325,7 @@ class EngineCore:
         session = self._open_session("update_weights")
         try:
             num_tensors, num_bytes = session.write(tensors)
-        except Exception as error:
+        except BaseException as error:
             self._update_failed("update", error, wrote=session.wrote)
         self._observer.part_received(tensors=num_tensors, num_bytes=num_bytes)
 
@@ -346,7 +346,7 @@ class EngineCore:
             )
         try:
             self.weight_target.commit()
-        except Exception as error:
+        except BaseException as error:
             self._update_failed("finish", error, wrote=session.wrote)
         self._session = None
         if weight_version is not None:
@@ -371,7 +371,7 @@ class EngineCore:
         try:
             self.update_weights(tensors)
             self.finish_weight_update(weight_version)
-        except EngineError:
+        except BaseException:
             self._session = None
             raise
 
@@ -439,12 +439,15 @@ class EngineCore:
             raise Conflict(f"{call} without an open weight session; call start_weight_update first")
         return self._session
 
-    def _update_failed(self, phase: Literal["start", "update", "finish"], error: Exception, *, wrote: bool) -> NoReturn:
+    def _update_failed(self, phase: Literal["start", "update", "finish"], error: BaseException, *, wrote: bool) -> NoReturn:
+        """Half-written weights are not served, whatever broke in; what is no error, as Ctrl-C, goes on to who asked for it."""
         why = _describe(error)
         if wrote:
             self._session = None
             self._failed_update = f"{phase}: {why}"
         self._observer.update_failed(phase, wrote=wrote, why=why)
+        if not isinstance(error, Exception):
+            raise error
         outcome = "the engine is out of service until a full update succeeds" if wrote else "nothing was written"
         raise UpdateFailed(f"weight update failed in {phase}: {why}; {outcome}", wrote=wrote) from error
 

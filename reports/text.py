@@ -38,8 +38,7 @@ class Origin(NamedTuple):
 def render(trial: Trial, tokenizer: Tokenizer | None, origin: Origin) -> str:
     """The whole report. Without a tokenizer, tokens are shown as numbers."""
     lines = [header(trial.opened), _what_ran(trial), *_workload(trial), ""]
-    for judgement in trial.verdict.judgements:
-        lines += _judgement(judgement, trial, origin)
+    lines += _judgements(trial, origin)
     if trial.verdict.explanation is not None:
         lines += _explanation(trial.verdict.explanation, trial, origin)
     lines += _reached(trial)
@@ -118,33 +117,46 @@ def _workload(trial: Trial) -> list[str]:
     return figure_lines(figures_of(trial.entries, workload), margin=MARGIN) if workload is not None else []
 
 
-def _judgement(judgement: Judgement, trial: Trial, origin: Origin) -> list[str]:
-    status = judgement.status.replace("-", " ")
-    line = f"{status:<{MARGIN}}{judgement.invariant}"
-    if judgement.status == "holds":
-        return [f"{line}: {judgement.reason}" if judgement.checked else line]
-    if judgement.status == "not-checkable":
-        return [f"{line}: {judgement.reason}"]
-    more = f" ({judgement.more} more not shown)" if judgement.more else ""
+def _judgements(trial: Trial, origin: Origin) -> list[str]:
+    """What is violated, earliest first and the first one with its timeline; what could not be checked; what holds."""
+    by_status: dict[str, list[Judgement]] = {"violated": [], "not-checkable": [], "holds": []}
+    for judgement in trial.verdict.judgements:
+        by_status[judgement.status].append(judgement)
+    lines = []
+    for place, judgement in enumerate(sorted(by_status["violated"], key=lambda judgement: judgement.violations[0].seq)):
+        lines += _violated(judgement, trial, origin, whole=place == 0)
+    lines += [f"{'not checkable':<{MARGIN}}{judgement.invariant}: {judgement.reason}" for judgement in by_status["not-checkable"]]
+    lines += [f"{'holds':<{MARGIN}}{judgement.invariant}: {judgement.reason}" for judgement in by_status["holds"] if judgement.checked]
+    plain = [judgement.invariant for judgement in by_status["holds"] if not judgement.checked]
+    return lines + (_wrapped(f"{'holds':<{MARGIN}}", ", ".join(plain)) if plain else [])
+
+
+def _violated(judgement: Judgement, trial: Trial, origin: Origin, *, whole: bool) -> list[str]:
+    """The first violation in words, the others by their sentences. `whole`: with the timeline, which what follows from it does without."""
     first, *others = judgement.violations
-    also = [_cut(f"{'':<{MARGIN}}also      event {other.seq}: {other.sentence}") for other in others]
-    return [f"{line}: {judgement.reason}{more}", *_violation(first, trial, origin), *also]
+    more = f" ({judgement.more} more not shown)" if judgement.more else ""
+    lines = [f"{'violated':<{MARGIN}}{judgement.invariant}: {judgement.reason}{more}", *_violation(first)]
+    if whole:
+        lines += _timeline(trial, first.seq, origin)
+    return lines + [_cut(f"{'':<{MARGIN}}also      event {other.seq}: {other.sentence}") for other in others]
 
 
-def _violation(violation: Violation, trial: Trial, origin: Origin) -> list[str]:
-    """Under 25 lines: what, expected, got, why, the timeline around it, and the command that shows it again."""
+def _violation(violation: Violation) -> list[str]:
+    """What, expected, got, why: with the timeline under 25 lines."""
     indent = f"{'':<{MARGIN}}"
     lines = _wrapped(f"{indent}event {violation.seq}: ", violation.sentence)
     lines += _wrapped(f"{indent}expected  ", violation.expected, most=3) + _wrapped(f"{indent}got       ", violation.got, most=3)
     for index, cause in enumerate(violation.cause[-4:]):
         lines.append(_cut(f"{indent}{'because' if index == 0 else '':<9} event {cause.seq}: {cause.what}"))
-    return [*lines, *_timeline(trial.entries, violation.seq, indent), f"{indent}again     {origin.command}"]
+    return lines
 
 
-def _timeline(entries: Sequence[Entry], seq: int, indent: str) -> list[str]:
-    """At most ten rows around an event, which is marked."""
-    around = entries[max(0, seq - TIMELINE_BEFORE) : seq + TIMELINE_AFTER + 1]
-    return [_cut(f"{indent}{'>' if entry.seq == seq else ' '}{timeline_row(entry)}") for entry in around]
+def _timeline(trial: Trial, seq: int, origin: Origin) -> list[str]:
+    """At most ten rows around an event, which is marked, and the command that shows it again."""
+    indent = f"{'':<{MARGIN}}"
+    around = trial.entries[max(0, seq - TIMELINE_BEFORE) : seq + TIMELINE_AFTER + 1]
+    rows = [_cut(f"{indent}{'>' if entry.seq == seq else ' '}{timeline_row(entry)}") for entry in around]
+    return [*rows, f"{indent}again     {origin.command}"]
 
 
 def _explanation(explanation: Explanation, trial: Trial, origin: Origin) -> list[str]:
@@ -159,7 +171,7 @@ def _explanation(explanation: Explanation, trial: Trial, origin: Origin) -> list
     lines = [f"{'violated':<{MARGIN}}sim does not explain {engine}, after {counted}"]
     lines += _wrapped(f"{indent}event {mismatch.seq}: ", mismatch.sentence)
     lines += _wrapped(f"{indent}model     ", mismatch.expected, most=4) + _wrapped(f"{indent}{engine:<9} ", mismatch.got, most=4)
-    return [*lines, *_timeline(trial.entries, mismatch.seq, indent), f"{indent}again     {origin.command}"]
+    return [*lines, *_timeline(trial, mismatch.seq, origin)]
 
 
 def _reached(trial: Trial) -> list[str]:

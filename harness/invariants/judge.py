@@ -72,7 +72,8 @@ class Judge:
     def _judgement(self, invariant: Invariant) -> Judgement:
         found, more = invariant.violations, invariant.more
         if found:
-            reason = f"{len(found) + more} violations, the first at event {found[0].seq}"
+            count = len(found) + more
+            reason = f"at event {found[0].seq}" if count == 1 else f"{count} violations, the first at event {found[0].seq}"
             return Judgement(
                 invariant=invariant.id, status="violated", reason=reason, violations=tuple(found), more=more, checked=invariant.checked
             )

@@ -30,7 +30,7 @@ class Profile:
     With caching on, blocks without a digest go to the head everywhere."""
 
     lone_request_uncut: bool = True
-    """A request that is alone is not held to `long_prefill_token_threshold` (vLLM: from 0.32 on)."""
+    """A request that is alone is not held to `long_prefill_token_threshold` (vLLM: from 0.31 on)."""
 
     fits_model_len_to_pool: bool = False
     """No request can outgrow the pool, because `max_model_len` is lowered to what the pool holds. vLLM does not start with
@@ -87,11 +87,11 @@ VLLM_0_33 = Profile(
     failed_update_stops=False,
 )
 VLLM_0_32 = replace(VLLM_0_33, name="vllm-0.32", late_requests="queue")
-VLLM_0_31 = replace(VLLM_0_32, name="vllm-0.31", lone_request_uncut=False, reports_spans=False)
-VLLM_0_30 = replace(VLLM_0_31, name="vllm-0.30")
-VLLM_0_29 = replace(VLLM_0_31, name="vllm-0.29")
-VLLM_0_28 = replace(VLLM_0_31, name="vllm-0.28")
-VLLM_0_27 = replace(VLLM_0_31, name="vllm-0.27", uncached_freed_to="tail")
+VLLM_0_31 = replace(VLLM_0_32, name="vllm-0.31", reports_spans=False)
+VLLM_0_30 = replace(VLLM_0_31, name="vllm-0.30", lone_request_uncut=False)
+VLLM_0_29 = replace(VLLM_0_30, name="vllm-0.29")
+VLLM_0_28 = replace(VLLM_0_29, name="vllm-0.28")
+VLLM_0_27 = replace(VLLM_0_28, name="vllm-0.27", uncached_freed_to="tail")
 VLLM_0_26 = replace(VLLM_0_27, name="vllm-0.26")
 
 PROFILES = (CAESURA, VLLM_0_26, VLLM_0_27, VLLM_0_28, VLLM_0_29, VLLM_0_30, VLLM_0_31, VLLM_0_32, VLLM_0_33)

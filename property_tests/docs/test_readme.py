@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,11 +19,15 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
+# What a reader waits for, a test need not.
+SHORTER = [(re.compile(r"--time \S+"), "--time 8s"), (re.compile(r"--cases \d{4,}"), "--cases 60")]
+
 # What changes from run to run and from machine to machine.
 CHANGING = [
     (re.compile(r"^caesura .*$", re.M), "caesura VERSION"),
     (re.compile(r"runs/\d{8}-\d{6}-"), "runs/TIME-"),
     (re.compile(r"(r\d=)\d+"), r"\1TOKEN"),
+    (re.compile(r"\d+(?= from weights)|(?<=got {7})\d+(?=; of the)"), "TOKEN"),
     (re.compile(r"^(  (?:default|v2) \[\d+:\d+\] +)[\d ]+$", re.M), r"\1TOKENS"),
 ]
 
@@ -58,13 +63,20 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("page", "command", "output"), OURS, ids=[f"{page}: {command}" for page, command, _ in OURS])
 def test_a_command_runs_and_prints_what_is_shown(checkout: Path, page: str, command: str, output: str) -> None:
+    if "vllm" in command and find_spec("vllm") is None:
+        pytest.skip("vllm is not installed here; `nox -s vllm` installs it")
+    for long, short in SHORTER:
+        command = long.sub(short, command)
     program, *arguments = shlex.split(command)
     words = [sys.executable, *(["-m", "harness.cli"] if program == "caesura" else []), *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     result = subprocess.run(words, cwd=checkout, env=environment, capture_output=True, text=True, timeout=300)
-    assert result.returncode in ((0,) if "violated" not in output else (1,)), result.stdout + result.stderr
-    if output:
+    finds = "violated" in output or "toy_engine" in command
+    assert result.returncode == (1 if finds else 0), result.stdout + result.stderr
+    if page == "README.md" and output:
         assert steady(result.stdout) == steady(output)
+    else:  # elsewhere a page may show how the output begins
+        assert steady(result.stdout).startswith(steady(output))
 
 
 def test_the_invariants_are_those_of_the_registry() -> None:

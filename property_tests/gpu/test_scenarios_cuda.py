@@ -1,7 +1,12 @@
-"""The same scenarios on a CUDA device: one path for both devices, the same promises, the same model."""
+"""The same scenarios on a CUDA device: one path for both devices, the same promises, the same model.
+
+With CAESURA_RECORD=FOLDER in the environment, the logs are kept there: property_tests/gpu/recorded/ was made so.
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,4 +34,6 @@ def test_a_scenario_holds_and_the_model_explains_it(file: Path, dtype: str, tmp_
     info = backend.start(engine)
     trial = run_trial(replace(scenario, engine=engine), backend, info, tmp_path, explain=True)
     backend.stop()
+    if record := os.environ.get("CAESURA_RECORD"):
+        shutil.copy(tmp_path / "events.r0.jsonl", Path(record) / f"{file.stem}.{dtype}.jsonl")
     assert trial.verdict.status == "holds", trial.verdict

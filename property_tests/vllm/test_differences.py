@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from harness.backends.vllm.install import installed
 from harness.export import LINES_MAX, script
 from harness.scenario import load_scenario
 
@@ -19,7 +20,10 @@ by_name = pytest.mark.parametrize("file", DIFFERENCES, ids=lambda file: file.ste
 def test_the_scheduler_breaks_exactly_what_the_file_says(file, tmp_path, needs_vllm):
     verdict = run(file, "vllm-scheduler", tmp_path).verdict
     assert verdict.explanation is not None and verdict.explanation.mismatch is None, verdict.explanation.mismatch
-    assert verdict.status == "holds", verdict.reasons
+    violated = {judgement.invariant for judgement in verdict.judgements if judgement.status == "violated"}
+    # A version without spans breaks their promise in every log with a finished request.
+    unreported = set() if installed().profile.reports_spans else {"version-attribution"}
+    assert violated | unreported == set(load_scenario(file).expect.violates) | unreported
 
 
 @by_name

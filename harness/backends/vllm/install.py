@@ -20,6 +20,7 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",  # models are tiny, and machines that test are busy: more threads only wait for one another
     # Each shape of a batch leaves primitives in oneDNN's cache; unbounded, memory grows with every case.
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "8",
 }

@@ -172,9 +172,11 @@ def model_len(shape: EngineShape) -> int:
 
 def _start(kind: Kind, limits: Limits, shape: EngineShape) -> LLMEngine:
     weights.register()
-    plain = not kind.made_up and _needs_plain_attention(kind)
-    register_backend(AttentionBackendEnum.CPU_ATTN, PLAIN_ATTENTION) if plain else AttentionBackendEnum.CPU_ATTN.clear_override()
     try:
+        if not kind.made_up and _needs_plain_attention(kind):
+            register_backend(AttentionBackendEnum.CPU_ATTN, PLAIN_ATTENTION)
+        else:
+            AttentionBackendEnum.CPU_ATTN.clear_override()
         config = EngineArgs(
             model=str(kind.checkpoint),
             dtype=kind.dtype,  # type: ignore[arg-type]

@@ -73,6 +73,11 @@ class InProcessTransfer(WeightTransferEngine):
     def receive_weights(self, update_info: Any) -> None:
         raise NotImplementedError("update_weights takes the tensors itself")
 
+    @staticmethod
+    def trainer_send_weights(*_: Any, **__: Any) -> None:
+        """Asked for up to 0.27, where the class was the trainer's side too."""
+        raise NotImplementedError("SENDER is the trainer's side")
+
     def finish_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 

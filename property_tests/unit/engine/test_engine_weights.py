@@ -361,3 +361,17 @@ def test_a_finish_that_fails_depends_on_whether_the_session_wrote(paused, new, r
     assert recorder.take()[-1] == "update_failed finish wrote=True why=OSError: no link"
     assert not paused.update_open and paused.is_out_of_service
     assert paused.weight_version == "default"
+
+
+def test_ctrl_c_in_the_middle_of_an_update_leaves_no_half_written_weights_in_service(paused, new):
+    def interrupted():
+        yield next(iter(new.items()))
+        raise KeyboardInterrupt
+
+    paused.start_weight_update()
+    with pytest.raises(KeyboardInterrupt):
+        paused.update_weights(interrupted())
+    assert paused.is_out_of_service
+    assert not paused.update_open
+    with pytest.raises(OutOfService):
+        paused.resume()
