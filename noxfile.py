@@ -51,6 +51,13 @@ def diff(session: nox.Session) -> None:
 
 
 @nox.session
+def fuzz(session: nox.Session) -> None:
+    """2,000 random cases on `torch`, the model following; or what is asked: `nox -s fuzz -- --engine sim --time 10m`."""
+    install(session, "engine")
+    session.run("caesura", "fuzz", *(session.posargs or ("--engine", "torch", "--cases", "2000", "--jobs", "2")))
+
+
+@nox.session
 def gpu(session: nox.Session) -> None:
     """Every scenario and 300 random cases on a CUDA device. Without nox: `pytest -m gpu property_tests/gpu`."""
     install(session, "engine", "test")
