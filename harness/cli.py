@@ -41,9 +41,14 @@ Junit = Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XM
 Json = Annotated[bool, typer.Option("--json", help="Print the answer for machines.")]
 
 
-class TinyFamily(StrEnum):
+class Family(StrEnum):
     qwen3 = "qwen3"
     llama = "llama"
+
+
+class DType(StrEnum):
+    float32 = "float32"
+    bfloat16 = "bfloat16"
 
 
 @app.command()
@@ -184,20 +189,28 @@ def drill(
 
 @app.command()
 def checkpoint(
-    name: Annotated[str, typer.Argument(help="tiny or smollm2.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="tiny, smollm2 or tracer.", show_default=False)],
     out: Annotated[Path, typer.Argument(help="Folder to make; it must not exist.", show_default=False)],
-    family: Annotated[TinyFamily, typer.Option(help="Architecture of `tiny`.")] = TinyFamily.qwen3,
+    family: Annotated[Family, typer.Option(help="Architecture of `tiny` and `tracer`.")] = Family.qwen3,
     seed: Annotated[int, typer.Option(min=0, help="Seed of `tiny`'s random weights.")] = 0,
+    versions: Annotated[int, typer.Option(min=1, help="Versions of `tracer`, each a folder v1, v2, ... in OUT.")] = 8,
+    dtype: Annotated[DType, typer.Option(help="In which `tracer` is to be served.")] = DType.float32,
 ) -> None:
     """Make a checkpoint without a hub."""
     from harness.checkpoints import make_smollm2, make_tiny
 
+    if out.exists():
+        raise BadInput(f"{out} exists already: name a folder that does not, or remove it")
     if name == "tiny":
         make_tiny(out, family=family.value, seed=seed)
     elif name == "smollm2":
         make_smollm2(out)
+    elif name == "tracer":
+        from harness.tracer import make_tracer
+
+        make_tracer(out, family=family.value, dtype=dtype.value, versions=versions)
     else:
-        raise BadInput(f"unknown checkpoint {name!r}: expected tiny or smollm2")
+        raise BadInput(f"unknown checkpoint {name!r}: expected tiny, smollm2 or tracer")
     typer.echo(f"made {out}")
 
 

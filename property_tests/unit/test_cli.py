@@ -181,7 +181,8 @@ BAD = [
     pytest.param(["replay", "foreign.jsonl"], "foreign.jsonl:1", id="a foreign log"),
     pytest.param(["replay", "empty.jsonl"], "empty file", id="an empty log"),
     pytest.param(["report", "aborts.yaml"], "no run folder", id="not a run folder"),
-    pytest.param(["checkpoint", "llama", "out"], "tiny or smollm2", id="unknown checkpoint"),
+    pytest.param(["checkpoint", "tiny", "encoder"], "encoder exists already", id="a checkpoint that is there"),
+    pytest.param(["checkpoint", "llama", "out"], "tiny, smollm2 or tracer", id="unknown checkpoint"),
 ]
 
 
