@@ -153,34 +153,14 @@ def _run_all(
     junit: Path | None = None,
 ) -> int:
     """Run scenarios one after the other on fresh engines; a single one is reported whole, several a line each."""
-    overrides, runs, seed, as_json, min_pass_rate = asked
-    statuses: list[Status] = []
-    tests: list[TestCase] = []
     for scenario in scenarios:
         if scenario.workload is not None and (engine != "sim" or explain):
             raise BadInput(f"{scenario.path}: its workload is simulated in virtual time; expected `run --engine sim`, got {' '.join(verb)}")
+    statuses: list[Status] = []
+    tests: list[TestCase] = []
     for scenario in scenarios:
-        backend = make_backend(engine, seed=seed)
-        if engine != "sim":
-            _make_sources(scenario)
-        with _progress(scenario, engine) as progress, _started(backend, scenario.engine) as info:
-            check_possible(scenario, info)
-            folder = RunFolder.make(runs, scenario.name)
-            folder.write(SCENARIO, dump(scenario) if overrides else scenario.text)
-            trial = run_trial(
-                scenario,
-                backend,
-                info,
-                folder.path,
-                seed=seed,
-                explain=explain,
-                min_pass_rate=min_pass_rate,
-                progress=progress,
-                drive=_driver(scenario, seed),
-            )
-        sets = [word for override in overrides for word in ("--set", override)]
-        origin = Origin(folder.path, _again(verb[0], scenario.path, *verb[1:], *sets, *(["--seed", str(seed)] if seed else [])))
-        text = render(trial, _tokenizer(trial.opened), origin)
+        trial, folder = _run_one(scenario, engine, asked, explain=explain)
+        text = render(trial, _tokenizer(trial.opened), Origin(folder.path, _again_asked(scenario, verb, asked)))
         folder.write(REPORT, text)
         folder.write(COVERAGE, coverage_table(trial.coverage))
         folder.publish()
@@ -188,7 +168,7 @@ def _run_all(
         if junit is not None:
             tests.append(_test_case(trial))
             write_junit(junit, f"caesura {verb[0]} {engine}", tests)
-        if as_json:
+        if asked.as_json:
             _print_json(_answer(trial, folder.path))
         elif len(scenarios) == 1 or trial.verdict.status != "holds":
             print(text, end="")
@@ -197,6 +177,34 @@ def _run_all(
         if trial.interrupted:
             return INTERRUPTED
     return EXIT_CODES[worst(statuses)]
+
+
+def _run_one(scenario: Scenario, engine: str, asked: Asked, *, explain: bool) -> tuple[Trial, RunFolder]:
+    """Start an engine, run the scenario on it in a new run folder, stop the engine."""
+    backend = make_backend(engine, seed=asked.seed)
+    if engine != "sim":
+        _make_sources(scenario)
+    with _progress(scenario, engine) as progress, _started(backend, scenario.engine) as info:
+        check_possible(scenario, info)
+        folder = RunFolder.make(asked.runs, scenario.name)
+        folder.write(SCENARIO, dump(scenario) if asked.overrides else scenario.text)
+        trial = run_trial(
+            scenario,
+            backend,
+            info,
+            folder.path,
+            seed=asked.seed,
+            explain=explain,
+            min_pass_rate=asked.min_pass_rate,
+            progress=progress,
+            drive=_driver(scenario, asked.seed),
+        )
+    return trial, folder
+
+
+def _again_asked(scenario: Scenario, verb: Sequence[str], asked: Asked) -> str:
+    sets = [word for override in asked.overrides for word in ("--set", override)]
+    return _again(verb[0], scenario.path, *verb[1:], *sets, *(["--seed", str(asked.seed)] if asked.seed else []))
 
 
 def _driver(scenario: Scenario, seed: int) -> Callable[[Sequence[Listener]], Driver] | None:
