@@ -19,13 +19,14 @@ class Interrupts:
 def held_back() -> Iterator[Interrupts]:
     """The first Ctrl-C is only noted; the second one interrupts at once, for an engine that hangs.
 
-    Outside the main thread nothing changes: Python delivers signals to the main thread alone.
+    Outside the main thread nothing changes, as Python delivers signals to the main thread alone; nor does it where Ctrl-C is
+    ignored, as under nohup.
     """
     interrupts = Interrupts()
-    if threading.current_thread() is not threading.main_thread():
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is signal.SIG_IGN:
         yield interrupts
         return
-    before = signal.getsignal(signal.SIGINT)
 
     def note(signum: int, frame: object) -> None:
         interrupts.asked = True

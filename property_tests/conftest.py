@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ from hypothesis import settings
 
 # Before torch is imported: a model of a few hundred kilobytes is quickest on one thread, above all on a busy machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell that starts tests in the background has them ignore Ctrl-C, and what they start, too; some tests press it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 QUICK_FIRST = ("unit", "properties", "conformance")
 
