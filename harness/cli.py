@@ -14,9 +14,7 @@ from typing import Annotated, NoReturn
 import typer
 from typer.exceptions import TyperException
 
-from harness.errors import BadInput
-
-USAGE, INTERRUPTED = 64, 130
+from harness.errors import INTERRUPTED, USAGE, BadInput
 
 app = typer.Typer(
     help="Prove that an LLM inference engine may be paused mid-tokens, given new weights, and resumed.",

@@ -1,6 +1,8 @@
-"""The one error that users see as a sentence."""
+"""The one error that users see as a sentence, and the exit codes that are no verdict."""
 
 from __future__ import annotations
+
+USAGE, INTERRUPTED = 64, 130
 
 
 class BadInput(ValueError):

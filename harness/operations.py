@@ -13,7 +13,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Mode = Literal["abort", "wait", "keep"]
+from harness.events import Mode
+
 Handle = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.:-]+$")]
 Milliseconds = Annotated[float, Field(gt=0, le=86_400_000)]
 

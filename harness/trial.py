@@ -268,7 +268,6 @@ def _append(writer: LogWriter, entries: Sequence[Entry]) -> None:
 
 
 EXIT_CODES: dict[Status, int] = {"holds": 0, "violated": 1, "unknown": 2}
-INTERRUPTED = 130
 
 
 def worst(statuses: Iterable[Status]) -> Status:

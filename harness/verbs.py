@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from harness.backends import Backend, EngineInfo, make_backend
 from harness.checkpoints import ensure, find
-from harness.errors import BadInput
+from harness.errors import INTERRUPTED, BadInput
 from harness.events import Delivered, Entry, Launched, Opened, Reference, comparable
 from harness.execute import Listener
 from harness.invariants import INVARIANTS
@@ -29,7 +29,7 @@ from harness.scenario import EngineShape, Scenario, dump, load_scenario
 from harness.scenario_source import suggestion
 from harness.simulation.figures import figures_of
 from harness.tokenizer import Tokenizer, tokenizer_of
-from harness.trial import EXIT_CODES, INTERRUPTED, Driver, Status, Trial, check_possible, review, run_trial, worst
+from harness.trial import EXIT_CODES, Driver, Status, Trial, check_possible, review, run_trial, worst
 from reports.text import Origin, coverage_table, render, render_state, summary_row
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from harness.errors import BadInput
+from harness.errors import INTERRUPTED, BadInput
 from harness.fuzz import summary
 from harness.fuzz.campaign import Campaign, Result
 from harness.fuzz.hunt import Settings, Tally
@@ -24,7 +24,6 @@ from harness.runs import REPORT, RunFolder
 from harness.scenario import EngineShape
 from harness.trial import EXIT_CODES, Status
 
-INTERRUPTED = 130
 CORPUS = "corpus.yaml"
 REGRESSIONS = Path("scenarios/regressions")
 DEFAULT_S = 60.0
