@@ -36,6 +36,7 @@ class Shape(NamedTuple):
     long_prefill_token_threshold: int = 0
     late_requests: Literal["queue", "reject", "block"] = "queue"
     async_scheduling: bool = False
+    host_blocks: int = 0
 
 
 def next_token(request: str, position: int) -> int:

@@ -92,6 +92,12 @@ class Filled(Fold, frozen=True):
     block: int
 
 
+EVENTS_OF_A_STEP = 3
+"""`stepped` stands for so many."""
+
+_BESIDE_STEPS: frozenset[type] = frozenset((Allocated, Stored, Took, Retook, Filled))
+"""Items that say nothing about a batch and its outputs."""
+
 Item = AnyEvent | Stepped | Overlapped | Ended | Took | Retook | Filled
 """What stands in a line's list."""
 
@@ -130,6 +136,8 @@ class Codec:
         self._next_output: dict[str, int] = {}
         """Index of each request's next output token; 0 if not here."""
         self._next_label = 0
+        self._passed = 0
+        """Steady steps passed over since the last batch and the next outputs were brought up to date."""
         self._notes: dict[type[Event], Callable[[Any], None]] = {
             Opened: self._note_opened,
             Closed: self._note_closed,
@@ -159,6 +167,16 @@ class Codec:
         Raises:
             LogError: says what was expected; the caller adds file and line number.
         """
+        seq, t_ns, items = self.parse(line)
+        return Transaction(seq, t_ns, tuple([event for item in items for event in self.expand(item)]))
+
+    def parse(self, line: bytes) -> tuple[int, int, tuple[Item, ...]]:
+        """The line as it stands in the file: the number of its first event, the time, and what `expand` or `pass_over` is to be
+        called for, one after the other.
+
+        Raises:
+            LogError: as `decode`.
+        """
         if self.seq == 0:
             _check_schema(line)
         try:
@@ -171,7 +189,39 @@ class Codec:
         if not items:
             raise LogError("expected at least one event, got an empty line")
         self._note_time(t_ns)
-        return Transaction(seq, t_ns, self._unfold(items))
+        return seq, t_ns, items
+
+    def expand(self, item: Item) -> tuple[Event, ...]:
+        """The events that an item stands for.
+
+        Raises:
+            LogError: one of them cannot stand here.
+        """
+        if self._passed and type(item) not in _BESIDE_STEPS:
+            self._catch_up()
+        events = self._unfold_one(item)
+        for event in events:
+            self._note(event)
+        return events
+
+    def pass_over(self, step: Stepped) -> None:
+        """Take note of a step, and of its three events, without making them.
+
+        Raises:
+            LogError: as `expand`.
+        """
+        if len(step.tokens) != len(self._batch) or self.closed:
+            self.expand(step)  # which says what is wrong
+        self._passed += 1
+        self._step += 1
+        self.seq += EVENTS_OF_A_STEP
+
+    def _catch_up(self) -> None:
+        passed, self._passed = self._passed, 0
+        ahead = passed - 1
+        self._batch = tuple([Scheduled(request, first + count + ahead, 1) for request, first, count in self._batch])
+        for request, _, _ in self._batch:
+            self._next_output[request] = self._next_output.get(request, 0) + passed
 
     def _fold(self, events: Sequence[Event]) -> list[Any]:
         items: list[Any] = []
@@ -233,14 +283,6 @@ class Codec:
             *between,
             Delivered(outputs=tuple(outputs)),
         )
-
-    def _unfold(self, items: Sequence[Item]) -> tuple[Event, ...]:
-        events: list[Event] = []
-        for item in items:
-            for event in self._unfold_one(item):
-                self._note(event)
-                events.append(event)
-        return tuple(events)
 
     def _unfold_one(self, item: Item) -> tuple[Event, ...]:
         match item:

@@ -7,13 +7,17 @@ costs them next to nothing, because most of them only look where something was a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from harness.client import ClientView
 from harness.events import (
     Accepted,
     Admitted,
     Allocated,
+    Answered,
+    Asleep,
+    Awake,
     Blocked,
     Cleared,
     Closed,
@@ -26,6 +30,9 @@ from harness.events import (
     Hit,
     Landed,
     Launched,
+    Loaded,
+    Mode,
+    Offloaded,
     PartReceived,
     PauseEffective,
     PausePending,
@@ -49,14 +56,17 @@ from harness.operations import (
     Pause,
     ResetPrefixCache,
     Resume,
+    Sleep,
+    Spoil,
     StartWeightUpdate,
     Submit,
     SwapWeights,
     UpdateWeights,
     UpdateWeightVersion,
+    WakeUp,
     WeightSource,
 )
-from harness.replay import NEVER, Replay, Request
+from harness.replay import DROPPED, NEVER, Replay, Request
 from harness.situations import SITUATIONS
 
 
@@ -71,7 +81,17 @@ Coverage = Mapping[str, Sighting]
 """The situations that were reached, in the order of `SITUATIONS`."""
 
 
-class Situations(Watcher):
+def merged(coverages: Iterable[Coverage]) -> Coverage:
+    """What several logs of one run reached together."""
+    found: dict[str, Sighting] = {}
+    for coverage in coverages:
+        for name, (count, first) in coverage.items():
+            before = found.get(name, Sighting(0, first))
+            found[name] = Sighting(before.count + count, min(before.first, first))
+    return {name: found[name] for name in SITUATIONS if name in found}
+
+
+class Situations(Watcher[Replay]):
     """Counts the situations that a log reaches.
 
     Alone it replays the log that it is fed: `Situations().feed(entries)`. Beside a judge it watches that
@@ -83,7 +103,7 @@ class Situations(Watcher):
         self._counts = dict.fromkeys(SITUATIONS, 0)
         self._first: dict[str, int] = {}
         facts = _Facts(self.replay)
-        self._watchers: list[Watcher] = [facts, *(family(facts, self._reached) for family in _FAMILIES)]
+        self._watchers: list[Watcher[Replay]] = [facts, *(family(facts, self._reached) for family in _FAMILIES)]
         self._alone = interleave(self.replay, [self]) if replay is None else None
 
     @property
@@ -114,12 +134,36 @@ class Situations(Watcher):
         for watcher in self._watchers:
             yield from watcher.hooks(when)
 
+    def steady_for(self, requests: Sequence[Request]) -> int:
+        return min(watcher.steady_for(requests) for watcher in self._watchers)
+
     def _reached(self, name: str) -> None:
         self._counts[name] += 1
         self._first.setdefault(name, self.replay.seq)
 
 
-class _Facts(Watcher):
+class ClientSituations(Watcher[ClientView]):
+    """Counts the situations that come about in front of an engine's core, which never hears of them.
+
+    It watches the view of a judge: `judge.add_watcher(ClientSituations(judge.replay))`.
+    """
+
+    def __init__(self, replay: ClientView) -> None:
+        super().__init__(replay)
+        self.coverage: dict[str, Sighting] = {}
+        """What was found so far."""
+
+    def before_answered(self, seq: int, event: Answered) -> None:
+        call = self.replay.calls.get(event.call)
+        if call is None or call.taken_up or event.error is None or event.error.code != "invalid" or not isinstance(call.operation, Submit):
+            return
+        twin = any(request.submit.id == call.operation.id and request.call != call.number for request in self.replay.live.values())
+        name = "live-id-refused" if twin else "request-refused"
+        count, first = self.coverage.get(name, (0, seq))
+        self.coverage[name] = Sighting(count + 1, first)
+
+
+class _Facts(Watcher[Replay]):
     """What several families ask about."""
 
     def __init__(self, replay: Replay) -> None:
@@ -157,7 +201,7 @@ class _Facts(Watcher):
             self.half_prefilled.discard(request)
 
 
-class _Family(Watcher):
+class _Family(Watcher[Replay]):
     """Base of the families."""
 
     def __init__(self, facts: _Facts, reached: Callable[[str], None]) -> None:
@@ -210,7 +254,7 @@ class _Pauses(_Family):
         self.reached(f"{event.mode}-pause-{'cleared' if event.clear_cache else 'kept'}" if self._met_live else "empty-pause")
         if len(replay.pauses) > 1:
             self.reached("pause-joined")
-            if len({getattr(call.operation, "clear_cache", None) for call in replay.pauses.values()}) > 1:
+            if len({call.clear_cache for call in replay.pauses.values()}) > 1:
                 self.reached("clear-asked-by-one")
         if event.clear_cache and self._kept:
             self.reached("clear-after-kept")
@@ -225,13 +269,13 @@ class _Pauses(_Family):
 
     def before_returned(self, seq: int, event: Returned) -> None:
         match self.outcome(event):
-            case Pause(), "superseded" if isinstance(self.facts.operation, Pause):
+            case Pause(), "superseded" if isinstance(self.facts.operation, Pause | Sleep):
                 self.reached("pause-superseded")
-            case Pause(mode="wait"), "conflict":
+            case Pause(mode="wait"), "conflict" if self.replay.update_open:
                 self.reached("wait-in-session")
             case Pause(mode="wait"), "out-of-service":
                 self.reached("wait-out-of-service")
-            case Resume(), "conflict":
+            case Resume(), "conflict" if self.replay.update_open:
                 self.reached("resume-in-session")
             case Resume(), "out-of-service":
                 self.reached("resume-out-of-service")
@@ -243,6 +287,123 @@ class _Pauses(_Family):
     def before_closed(self, seq: int, event: Closed) -> None:
         if event.why == "paused":
             self.reached("left-paused")
+
+
+class _Sleeps(_Family):
+    def __init__(self, facts: _Facts, reached: Callable[[str], None]) -> None:
+        super().__init__(facts, reached)
+        self._met_live: dict[int, Mode] = {}
+        """Sleep calls that met live requests, with the mode that they asked for themselves."""
+
+    def after_received(self, seq: int, event: Received) -> None:
+        replay, operation = self.replay, self.facts.operation
+        asleep = replay.sleep_level is not None
+        match operation:
+            case Sleep(mode=None) if replay.pause_mode is not None:
+                self.reached("sleep-joins-pending" if replay.pause_pending else "sleep-joins-pause")
+            case Sleep() if replay.running or replay.waiting:
+                self._met_live[event.op] = replay.calls[event.op].mode or "abort"
+            case Pause() if asleep:
+                self.reached("pause-asleep")
+            case Submit() if asleep:
+                self.reached("late-request-asleep")
+            case _:
+                pass
+
+    def before_finished(self, seq: int, event: Finished) -> None:
+        if self.replay.sleep_level is not None:
+            self.reached("abort-asleep")
+
+    def before_cleared(self, seq: int, event: Cleared) -> None:
+        if "kv_cache" in self.replay.asleep and event.tier == "device" and isinstance(self.facts.operation, ResetPrefixCache):
+            self.reached("reset-asleep")
+
+    def before_asleep(self, seq: int, event: Asleep) -> None:
+        replay, level = self.replay, self.replay.sleep_level
+        self.reached(f"asleep-at-level-{event.level}")
+        if level is not None:
+            self.reached("sleep-deeper" if event.level > level else "sleep-again")
+        if replay.waiting or replay.running:
+            self.reached("sleep-over-frozen")
+        for op in replay.pauses:
+            if op in self._met_live:
+                self.reached(f"sleep-by-{self._met_live[op]}")
+
+    def before_awake(self, seq: int, event: Awake) -> None:
+        replay = self.replay
+        if event.tags:
+            self.reached("partial-wake")
+        elif replay.pause_asked:
+            self.reached("wake-keeps-pause")
+        if replay.sleep_level == DROPPED and "weights" in replay.asleep and "weights" not in event.tags:
+            self.reached("woke-without-weights")
+
+    def before_resumed(self, seq: int, event: Resumed) -> None:
+        match self.facts.operation:
+            case WakeUp():
+                self.reached("wake-ends-pause")
+            case FinishWeightUpdate() | SwapWeights():
+                self.reached("update-ends-pause")
+            case _:
+                pass
+
+    def before_committed(self, seq: int, event: Committed) -> None:
+        if "kv_cache" in self.replay.asleep:
+            self.reached("update-while-cache-sleeps")
+
+    def before_returned(self, seq: int, event: Returned) -> None:
+        replay = self.replay
+        match self.outcome(event):
+            case Sleep(), "superseded":
+                self.reached("sleep-superseded")
+            case Sleep(), "conflict" if replay.update_open:
+                self.reached("sleep-in-session")
+            case WakeUp(), "" if not self._woke(event):
+                self.reached("wake-of-awake")
+            case ((StartWeightUpdate() | SwapWeights()), "conflict") if "weights" in replay.asleep:
+                self.reached("start-asleep")
+            case Resume(), "conflict" if replay.sleep_level is not None and not replay.update_open:
+                self.reached("resume-asleep")
+            case Pause(mode="wait"), "conflict" if replay.sleep_level is not None and not replay.update_open:
+                self.reached("wait-asleep")
+            case _:
+                pass
+
+    def _woke(self, event: Returned) -> bool:
+        call = self.replay.calls[event.op]
+        return self.replay.awake_since > call.taken_up
+
+
+class _HostTier(_Family):
+    def before_allocated(self, seq: int, event: Allocated) -> None:
+        blocks = self.replay.blocks
+        if not event.evicted or not blocks.host_count:
+            return
+        kept = {copy.label for copy in blocks.host.values()}
+        for block in event.evicted:
+            label = blocks.labels.get(block)
+            if label is not None and (label in kept or blocks.groups[label].keys() - set(event.evicted)):
+                self.reached("evicted-with-copy")
+
+    def before_offloaded(self, seq: int, event: Offloaded) -> None:
+        self.reached("offloaded")
+        if any(slot in self.replay.blocks.host for _, slot in event.blocks):
+            self.reached("copy-replaced")
+
+    def before_loaded(self, seq: int, event: Loaded) -> None:
+        replay, copies = self.replay, self.replay.blocks.host
+        request = replay.requests.get(event.request)
+        self.reached("loaded")
+        if request is not None and request.hits:
+            self.reached("loaded-behind-hits")
+        if request is not None and request.preemptions:
+            self.reached("loaded-after-preemption")
+        if any(at < replay.epoch_starts[-1] for slot, _ in event.blocks if slot in copies for at in copies[slot].written):
+            self.reached("loaded-older-epoch")
+
+    def before_cleared(self, seq: int, event: Cleared) -> None:
+        if event.success and event.tier == "host" and self.replay.blocks.host:
+            self.reached("clear-of-copies")
 
 
 class _LateRequests(_Family):
@@ -495,6 +656,10 @@ class _Boundaries(_Family):
                 if unfilled.block in request.blocks:
                     self.reached("block-filled-across-boundary")
 
+    def steady_for(self, requests: Sequence[Request]) -> int:
+        looked_for = (self._crossing, self._stale, self._unfilled, self._half_prefilled)
+        return super().steady_for(requests) if all(map(lambda some: some.isdisjoint(requests), map(set, looked_for))) else 0
+
     def after_landed(self, seq: int, event: Landed) -> None:
         if not self._crossing:
             return
@@ -563,11 +728,24 @@ class _Sessions(_Family):
             self.reached("step-during-update")
 
     def before_update_failed(self, seq: int, event: UpdateFailed) -> None:
-        self.reached("empty-finish-failed" if event.phase == "finish" and not event.wrote else f"update-failed-in-{event.phase}")
+        if event.phase == "update":
+            self._refused(event)
+        if event.phase == "finish" and not event.wrote:
+            self.reached("empty-finish-failed")
+        elif event.phase != "update" or event.wrote:
+            self.reached(f"update-failed-in-{event.phase}")
         if event.wrote:
             self._now_resident(None)
             if self._beside_steps:
                 self.reached("update-failed-beside-steps")
+
+    def _refused(self, event: UpdateFailed) -> None:
+        match self.facts.operation:
+            case UpdateWeights(source=WeightSource(spoil=Spoil() as spoil)) | SwapWeights(source=WeightSource(spoil=Spoil() as spoil)):
+                self.reached(f"refused-for-{spoil.how}")
+                self.reached("tensor-refused-half-way" if event.wrote else "tensor-refused")
+            case _:
+                pass
 
     def before_committed(self, seq: int, event: Committed) -> None:
         if self.replay.out_of_service:
@@ -605,8 +783,10 @@ class _Sessions(_Family):
         match self.outcome(event):
             case StartWeightUpdate() | SwapWeights(), "conflict" if replay.pause_pending:
                 self.reached("start-while-pending")
-            case StartWeightUpdate() | SwapWeights(), "conflict":
-                self.reached("start-in-session" if replay.update_open else "start-while-running")
+            case StartWeightUpdate() | SwapWeights(), "conflict" if replay.update_open:
+                self.reached("start-in-session")
+            case StartWeightUpdate() | SwapWeights(), "conflict" if replay.pause_mode is None:
+                self.reached("start-while-running")
             case UpdateWeights(), "conflict":
                 self.reached("update-without-session")
             case UpdateWeights(), "invalid":
@@ -662,4 +842,15 @@ class _Ends(_Family):
         self.reached(f"token-dropped-{event.why}")
 
 
-_FAMILIES: tuple[type[_Family], ...] = (_Pauses, _LateRequests, _Aborts, _Scheduling, _Cache, _Boundaries, _Sessions, _Ends)
+_FAMILIES: tuple[type[_Family], ...] = (
+    _Pauses,
+    _Sleeps,
+    _LateRequests,
+    _Aborts,
+    _Scheduling,
+    _Cache,
+    _HostTier,
+    _Boundaries,
+    _Sessions,
+    _Ends,
+)

@@ -245,10 +245,25 @@ class Freed(Event, frozen=True, kw_only=True):
     tail: tuple[int, ...]
 
 
+class Offloaded(Event, frozen=True, kw_only=True):
+    """Blocks that were just evicted were copied to the host tier, as (device block, host slot), in this order;
+    a slot that held another copy holds it no longer."""
+
+    blocks: tuple[tuple[int, int], ...]
+
+
+class Loaded(Event, frozen=True, kw_only=True):
+    """Admission copied these back, as (host slot, device block), first to last, before the step was launched; the copies
+    on the host remain."""
+
+    request: str
+    blocks: tuple[tuple[int, int], ...]
+
+
 class Cleared(Event, frozen=True, kw_only=True):
     """A cache reset was carried out or refused. `empty`: whether the tier holds no block and no digest afterwards."""
 
-    tier: Literal["device"]
+    tier: Literal["device", "host"]
     success: bool
     empty: bool
 
@@ -269,6 +284,24 @@ class PauseEffective(Event, frozen=True, kw_only=True):
 
 class Resumed(Event, frozen=True, kw_only=True):
     """Scheduling goes on."""
+
+
+Tag = Literal["kv_cache", "weights"]
+"""What can be asleep by itself: the memory of the KV pool, that of the weights."""
+
+
+class Asleep(Event, frozen=True, kw_only=True):
+    """The engine went to sleep; every pending sleep call returns now. Level 0 gives no memory back, 1 moves the weights to
+    the host and drops the KV, 2 drops both. `tags`: what is asleep now, in alphabetical order."""
+
+    level: int
+    tags: tuple[Tag, ...]
+
+
+class Awake(Event, frozen=True, kw_only=True):
+    """Memory was mapped again. `tags`: what is still asleep; none when the engine is awake."""
+
+    tags: tuple[Tag, ...]
 
 
 class UpdateStarted(Event, frozen=True, kw_only=True):
@@ -293,9 +326,19 @@ class UpdateFailed(Event, frozen=True, kw_only=True):
 
 
 class Committed(Event, frozen=True, kw_only=True):
-    """The session finished; tokens sampled from now on belong to `version`."""
+    """The session finished; tokens sampled from now on belong to `version`.
+
+    The rest is empty where nobody looked. `sent` and `resident` are checksums over all tensors (name, shape, dtype, bytes):
+    of what the sender says they should be now, and of what lies in the engine's memory. They are in the order of ranks.
+    """
 
     version: str
+    sent: str = ""
+    resident: tuple[str, ...] = ()
+    differing: tuple[str, ...] = ()
+    """Names of tensors that are not as sent, the first ten."""
+    moved: tuple[str, ...] = ()
+    """Names of tensors whose storage address changed, the first ten: a captured graph would read the old one."""
 
 
 class Relabelled(Event, frozen=True, kw_only=True):
@@ -327,10 +370,34 @@ class Reference(Event, frozen=True, kw_only=True):
     tokens: tuple[int, ...]
 
 
+class Asked(Event, frozen=True, kw_only=True):
+    """A client of a live engine made a call: what it asked for, and its own number for it."""
+
+    call: int
+    operation: dict[str, Any]
+
+
+class Heard(Event, frozen=True, kw_only=True):
+    """Outputs reached the client."""
+
+    outputs: tuple[Output, ...]
+
+
+class Answered(Event, frozen=True, kw_only=True):
+    """A client's call came back. That of `submit` does when the request ended: its answer has `finish_reason`, `prompt_tokens`,
+    `output_tokens` and, if the engine reports them, `weight_versions` as [version, start, end]. Over HTTP, `status` says with what code."""
+
+    call: int
+    answer: dict[str, Any] | None
+    error: Failure | None
+    status: int | None = None
+
+
 UNCOMPARED: dict[type[Event], dict[str, Any]] = {
     PartReceived: {"tensors": 0, "bytes": 0},
     UpdateFailed: {"why": ""},
     Closed: {"count": 0},
+    Committed: {"sent": "", "resident": (), "differing": (), "moved": ()},
     StepFailed: {"why": ""},
 }
 """Fields that say something about one engine alone, with the value they get before comparison."""
@@ -355,10 +422,14 @@ AnyEvent = (
     | Allocated
     | Stored
     | Freed
+    | Offloaded
+    | Loaded
     | Cleared
     | PausePending
     | PauseEffective
     | Resumed
+    | Asleep
+    | Awake
     | UpdateStarted
     | PartReceived
     | UpdateFailed
@@ -366,6 +437,9 @@ AnyEvent = (
     | Relabelled
     | Differed
     | Reference
+    | Asked
+    | Heard
+    | Answered
 )
 """Every kind of event: what a log line may hold."""
 

@@ -25,6 +25,8 @@ from harness.events import (
     Entry,
     Landed,
     Launched,
+    Loaded,
+    Offloaded,
     PartReceived,
     PauseEffective,
     Received,
@@ -133,6 +135,9 @@ class Lineage:
         self._submits: dict[str, int] = {}
         self._operation: Operation | None = None
         self._written: dict[tuple[int, int], Row] = {}
+        """By block and offset."""
+        self._copies: dict[int, dict[int, Row]] = {}
+        """By slot of the host tier: what it holds, by offset."""
         self._num_rows = 0
         self._sampling: dict[tuple[int, str], Sample] = {}
         self._promise = NEVER
@@ -151,6 +156,13 @@ class Lineage:
                     self._operation = call.operation if call else None
                 case Accepted(request=id) | Blocked(request=id):
                     self._begin(id)
+                case Offloaded(blocks=pairs):
+                    for block, slot in pairs:
+                        offsets = range(self.replay.blocks.size)
+                        self._copies[slot] = {offset: row for offset in offsets if (row := self._written.get((block, offset))) is not None}
+                case Loaded(blocks=pairs):
+                    for slot, block in pairs:
+                        self._written.update({(block, offset): row for offset, row in self._copies.get(slot, {}).items()})
                 case Launched() as launched:
                     self._compute(launched)
                 case Landed() as landed:
@@ -164,7 +176,7 @@ class Lineage:
         """As the invariant cache-epoch has it: what counts is what was asked for, not what was done."""
         match entry.event:
             case PauseEffective(clear_cache=done):
-                if done or any(getattr(call.operation, "clear_cache", False) for call in self.replay.pauses.values()):
+                if done or any(call.clear_cache for call in self.replay.pauses.values()):
                     self._promise = entry.seq
             case Returned(op=op, error=None):
                 call = self.replay.calls.get(op)

@@ -11,17 +11,19 @@ from __future__ import annotations
 import gc
 import heapq
 import re
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeVar
 
 from harness.codec import Codec, LogError
 from harness.events import Closed, Entry, Event, Opened
 
 __all__ = ["Log", "LogError", "LogWriter", "TornTail", "iter_file", "read_log"]
+
+Taken = TypeVar("Taken")
 
 _WRITER = re.compile(r"[A-Za-z0-9_-]+")
 _FILE_NAME = re.compile(rf"events\.({_WRITER.pattern})\.jsonl")
@@ -115,7 +117,7 @@ class Log:
     entries: list[Entry]
     """`seq` is each one's index in this list."""
     opened: Opened
-    """The first event; of a merged log that of the writer that began first."""
+    """The first event; of a merged log that of the writer that shows most."""
     closed: bool
     """Every writer closed its file."""
     tails: tuple[TornTail, ...]
@@ -130,19 +132,18 @@ class Log:
 def read_log(path: Path) -> Log:
     """Read one file, or all `events.*.jsonl` of a run folder merged by time, writer and number.
 
+    Times of a merged log count from the clock base of the writer whose clock began first.
+
     Raises:
         LogError: no log there, or one that says something impossible; the message begins with file:line.
     """
     files = _files(path)
     tails: list[TornTail] = []
     with _cycle_collection_off():
-        entries = list(heapq.merge(*(_iter_noting_tail(file, tails) for file in files), key=_merge_key))
-        if len(files) > 1:
-            entries = [entry._replace(seq=place) for place, entry in enumerate(entries)]
+        entries = _merged([list(_iter_noting_tail(file, tails)) for file in files])
     if not entries:
         raise LogError(f"{tails[0].path}:1: expected a line with `opened`, got half a line: its writer died before one was complete")
-    opened = entries[0].event
-    assert isinstance(opened, Opened), opened  # the codec lets no file begin with anything else
+    opened = max((entry.event for entry in entries if isinstance(entry.event, Opened)), key=lambda opened: opened.level)
     closed = sum(type(entry.event) is Closed for entry in entries) == len(files)
     return Log(entries=entries, opened=opened, closed=closed, tails=tuple(tails))
 
@@ -158,6 +159,22 @@ def iter_file(path: Path) -> Generator[Entry, None, TornTail | None]:
     """
     writer = match[1] if (match := _FILE_NAME.fullmatch(path.name)) else path.stem
     codec = Codec()
+    lines = take_lines(path, codec, codec.decode)
+    while True:
+        try:
+            seq, t_ns, events = next(lines)
+        except StopIteration as end:
+            return end.value
+        for place, event in enumerate(events, start=seq):
+            yield Entry(place, t_ns, writer, event)
+
+
+def take_lines(path: Path, codec: Codec, take: Callable[[bytes], Taken]) -> Generator[Taken, None, TornTail | None]:
+    """What `take` makes of each line of a file; it reads them with `codec`.
+
+    Returns, Raises:
+        As `iter_file`.
+    """
     offset = 0
     try:
         with path.open("rb") as file:
@@ -167,11 +184,10 @@ def iter_file(path: Path) -> Generator[Entry, None, TornTail | None]:
                 if not line.endswith(b"\n"):
                     return TornTail(path, offset, line)
                 try:
-                    seq, t_ns, events = codec.decode(line)
+                    taken = take(line)
                 except LogError as error:
                     raise LogError(f"{path}:{number}: {error}") from None
-                for place, event in enumerate(events, start=seq):
-                    yield Entry(place, t_ns, writer, event)
+                yield taken
                 offset += len(line)
     except OSError as error:
         raise LogError(f"cannot read {path}: {error.strerror}") from error
@@ -187,6 +203,25 @@ def _files(path: Path) -> list[Path]:
     if not files:
         raise LogError(f"no log in {path}: expected files named events.<writer>.jsonl")
     return files
+
+
+def _merged(logs: Sequence[list[Entry]]) -> list[Entry]:
+    """Of several writers' logs, those that have a first event, on one clock and numbered anew."""
+    if len(logs) == 1:
+        return logs[0]
+    logs = [log for log in logs if log]
+    bases = [_opened(log).clock_base_ns for log in logs]
+    shifted = (
+        [entry._replace(t_ns=entry.t_ns + base - min(bases)) for entry in log] if base > min(bases) else log
+        for log, base in zip(logs, bases, strict=True)
+    )
+    return [entry._replace(seq=place) for place, entry in enumerate(heapq.merge(*shifted, key=_merge_key))]
+
+
+def _opened(log: Sequence[Entry]) -> Opened:
+    opened = log[0].event
+    assert isinstance(opened, Opened), opened  # the codec lets no file begin with anything else
+    return opened
 
 
 def _merge_key(entry: Entry) -> tuple[int, str, int]:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from harness.events import Mode
+from harness.events import Mode, Tag
 
 Handle = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.:-]+$")]
 Milliseconds = Annotated[float, Field(gt=0, le=86_400_000)]
@@ -108,12 +108,21 @@ class Perturbation(Data):
     scale: float = Field(gt=0, allow_inf_nan=False)
 
 
+class Spoil(Data):
+    """What is wrong with one of the tensors that a part sends: its name matches nothing, its shape is another, or one of its
+    values is no number or infinite. `tensor` counts those of the part from 0."""
+
+    tensor: int = Field(default=0, ge=0)
+    how: Literal["name", "shape", "nan", "infinity"]
+
+
 class WeightSource(Data):
-    """Where new weights come from: exactly one field is set."""
+    """Where new weights come from: one of `original`, `perturb` and `checkpoint`. `spoil`: one of its tensors is bad."""
 
     original: Literal[True] | None = None
     perturb: Perturbation | None = None
     checkpoint: str | None = Field(default=None, min_length=1)
+    spoil: Spoil | None = None
 
     @model_validator(mode="after")
     def _exactly_one(self) -> WeightSource:
@@ -204,6 +213,32 @@ class ResetPrefixCache(Operation):
     verb: ClassVar[str] = "reset_prefix_cache"
 
 
+Level = Literal[0, 1, 2]
+"""How deep a sleep is."""
+
+
+class Sleep(Operation):
+    """Pause, then give memory back: level 0 none, 1 moves the weights to the host and drops the KV, 2 drops both.
+
+    Without `mode` a pause that is in force stays as it is, and a running engine is paused by `abort`.
+    """
+
+    verb: ClassVar[str] = "sleep"
+    level: Level = 1
+    mode: Mode | None = None
+
+
+class WakeUp(Operation):
+    """Map memory again: that of these tags, or all of it."""
+
+    verb: ClassVar[str] = "wake_up"
+    tags: tuple[Tag, ...] | None = Field(default=None, strict=False)
+
+
+class IsSleeping(Operation):
+    verb: ClassVar[str] = "is_sleeping"
+
+
 class StartWeightUpdate(Operation):
     verb: ClassVar[str] = "start_weight_update"
     allow_unpaused: bool = False
@@ -263,6 +298,9 @@ OPERATIONS: dict[str, type[Operation]] = {
         Resume,
         IsPaused,
         ResetPrefixCache,
+        Sleep,
+        WakeUp,
+        IsSleeping,
         StartWeightUpdate,
         UpdateWeights,
         FinishWeightUpdate,

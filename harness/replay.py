@@ -19,6 +19,10 @@ from harness.events import (
     Accepted,
     Admitted,
     Allocated,
+    Answered,
+    Asked,
+    Asleep,
+    Awake,
     Blocked,
     Called,
     Cleared,
@@ -32,10 +36,13 @@ from harness.events import (
     Event,
     Finished,
     Freed,
+    Heard,
     Hit,
     Landed,
     Launched,
+    Loaded,
     Mode,
+    Offloaded,
     Opened,
     PartReceived,
     PauseEffective,
@@ -49,11 +56,12 @@ from harness.events import (
     Scheduled,
     StepFailed,
     Stored,
+    Tag,
     UpdateFailed,
     UpdateStarted,
     VersionSpan,
 )
-from harness.operations import Operation, Pause, StartWeightUpdate, Submit, SwapWeights, from_data
+from harness.operations import Operation, Pause, Sleep, StartWeightUpdate, Submit, SwapWeights, from_data
 from harness.state import EngineState, RequestState
 
 NEVER = -1
@@ -61,6 +69,9 @@ NEVER = -1
 
 BLOCKS_SEEN = 2
 """The lowest level of a log that tells about blocks."""
+
+DROPPED = 2
+"""The level of sleep at which weights are dropped, and have to come anew."""
 
 
 class Weights(NamedTuple):
@@ -73,7 +84,7 @@ class Weights(NamedTuple):
 class Call:
     """A client's call that has not returned yet."""
 
-    __slots__ = ("by", "called", "op", "operation", "received")
+    __slots__ = ("by", "called", "clear_cache", "joins", "mode", "op", "operation", "received")
 
     def __init__(self, op: int, operation: Operation | None, by: str, called: int) -> None:
         self.op = op
@@ -82,6 +93,24 @@ class Call:
         self.by = by
         self.called = called
         self.received = NEVER
+        self.mode: Mode | None = None
+        """Of a call that pauses, once it is taken up: the mode that it asks for. A sleep without one takes that in force, or `abort`."""
+        self.clear_cache = False
+        """It asks for a pause that clears."""
+        self.joins = False
+        """A sleep without a mode over a pause: it does nothing to requests."""
+
+    def take_up(self, seq: int, pause_mode: Mode | None) -> None:
+        """The core takes it up under a pause of that mode, or under none."""
+        self.received = seq
+        match self.operation:
+            case Pause(mode=mode, clear_cache=clear_cache):
+                self.mode, self.clear_cache = mode, clear_cache
+            case Sleep(mode=asked, level=level):
+                self.mode, self.clear_cache = asked or pause_mode or "abort", level >= 1
+                self.joins = asked is None and pause_mode is not None
+            case _:
+                pass
 
     @property
     def taken_up(self) -> int:
@@ -176,7 +205,7 @@ class Request:
         self.blocks: list[int] = []
         """Block table: entry i holds the KV of positions from i * block size on."""
         self.hits: tuple[int, ...] = ()
-        """Blocks claimed at admission that no step of this life has attended to yet."""
+        """Blocks claimed or loaded at admission that no step of this life has attended to yet."""
         self.oldest_write = NEVER
         """Number of the `launched` that wrote the oldest KV entry its steps attend to in this life."""
         self.unwritten = NEVER
@@ -213,13 +242,27 @@ class Request:
         return self.sampled_by[bisect_right(self.sampled_by, index, key=lambda pair: pair[0]) - 1][1]
 
 
+class Copy(NamedTuple):
+    """A block's KV in the host tier."""
+
+    label: int
+    written: list[int]
+    """As `Blocks.written` had it."""
+
+
 class Blocks:
-    """The KV pool: who holds which block, which can be hit, in what order they will be taken, what is written in them."""
+    """The KV pool: who holds which block, which can be hit, in what order they will be taken, what is written in them; and
+    the copies of evicted blocks in the host tier, if there is one."""
 
-    __slots__ = ("count", "free", "groups", "labels", "owners", "references", "size", "written")
+    __slots__ = ("count", "evicted", "free", "groups", "host", "host_count", "labels", "owners", "references", "size", "written")
 
-    def __init__(self, count: int, size: int) -> None:
+    def __init__(self, count: int, size: int, host_count: int = 0) -> None:
         self.count = count
+        self.host_count = host_count
+        self.host: OrderedDict[int, Copy] = OrderedDict()
+        """By slot, the least recently used first."""
+        self.evicted: dict[int, Copy] = {}
+        """With a host tier: what the blocks that were allocated last held before."""
         self.size = size
         """Tokens in a block."""
         self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(count))
@@ -234,6 +277,9 @@ class Blocks:
         """For each slot of a block, the number of the `launched` that wrote it since the block was allocated, or NEVER."""
 
     def take(self, request: Request, blocks: tuple[int, ...], evicted: tuple[int, ...]) -> None:
+        if self.host_count:
+            labels, written = self.labels, self.written
+            self.evicted = {block: Copy(labels[block], written.get(block, [])) for block in evicted if block in labels}
         for block in evicted:
             self._unlabel(block)
         for block in blocks:
@@ -249,6 +295,19 @@ class Blocks:
             self.references[block] = self.references.get(block, 0) + 1
         request.blocks += blocks
         request.hits += blocks
+
+    def offload(self, pairs: tuple[tuple[int, int], ...]) -> None:
+        for block, slot in pairs:
+            self.host.pop(slot, None)
+            if block in self.evicted:
+                self.host[slot] = self.evicted[block]
+
+    def load(self, request: Request, pairs: tuple[tuple[int, int], ...]) -> None:
+        for slot, block in pairs:
+            if (copy := self.host.get(slot)) is not None:
+                self.host.move_to_end(slot)
+                self.written[block] = list(copy.written)
+            request.hits += (block,)
 
     def publish(self, pairs: tuple[tuple[int, int], ...]) -> None:
         for block, label in pairs:
@@ -272,6 +331,9 @@ class Blocks:
         self.labels.clear()
         self.groups.clear()
 
+    def forget_copies(self) -> None:
+        self.host.clear()
+
     def write(self, request: Request, first: int, count: int, seq: int) -> None:
         """A step launched at `seq` computes positions [first, first + count), attending to all before them."""
         if request.hits:
@@ -289,6 +351,16 @@ class Blocks:
             else:
                 slots[offset : offset + length] = [seq] * length
             position += length
+
+    def write_each(self, request: Request, first: int, launches: list[int]) -> None:
+        """Steps launched at these events compute a position each, from `first` on; the request has attended to its hits before."""
+        table, size, done = request.blocks, self.size, 0
+        while done < len(launches) and (position := first + done) < len(table) * size:
+            index, offset = divmod(position, size)
+            slots = self.written.setdefault(table[index], [NEVER] * size)
+            written = launches[done : done + size - offset]
+            slots[offset : offset + len(written)] = written
+            done += len(written)
 
     def _attend(self, request: Request) -> None:
         for index, block in enumerate(request.hits):
@@ -328,7 +400,7 @@ class Replay:
         self.calls: dict[int, Call] = {}
         """Calls that have not returned, by operation id."""
         self.pauses: dict[int, Call] = {}
-        """Pause calls taken up and not returned, in that order."""
+        """Pause and sleep calls taken up and not returned, in that order."""
         self.requests: dict[str, Request] = {}
         """By id, the last of that id; finished ones included."""
         self.running: OrderedDict[str, Request] = OrderedDict()
@@ -359,6 +431,18 @@ class Replay:
         self.update_unpaused = False
         """The last session was opened with allow_unpaused."""
         self.out_of_service = False
+        self.out_of_service_since = (NEVER, "")
+        """Number of the event that took the engine out of service, and what it was."""
+        self.pause_asked = False
+        """Some pause call asked for the pause that is in force or pending, not sleep calls alone."""
+        self.sleep_level: int | None = None
+        """None while awake."""
+        self.asleep: tuple[Tag, ...] = ()
+        """Whose memory is given back."""
+        self.asleep_since = NEVER
+        """Number of the last `asleep`."""
+        self.awake_since = NEVER
+        """Number of the last `awake`."""
         self._update_op = NEVER
         self._received: Call | None = None
         self._submitting: dict[str, Submit] = {}
@@ -382,10 +466,14 @@ class Replay:
             Allocated: self._allocated,
             Stored: self._stored,
             Freed: self._freed,
+            Offloaded: self._offloaded,
+            Loaded: self._loaded,
             Cleared: self._cleared,
             PausePending: self._pause_pending,
             PauseEffective: self._pause_effective,
             Resumed: self._resumed,
+            Asleep: self._fell_asleep,
+            Awake: self._woke,
             UpdateStarted: self._update_started,
             PartReceived: self._part_received,
             UpdateFailed: self._update_failed,
@@ -393,6 +481,9 @@ class Replay:
             Relabelled: self._relabelled,
             Reference: self._check,
             Differed: self._check,
+            Asked: self._outside,
+            Heard: self._outside,
+            Answered: self._outside,
         }
         """How each kind of event changes the state: called with its number and the event."""
 
@@ -415,6 +506,20 @@ class Replay:
     def uncommitted(self) -> bool:
         """Nothing may be sampled from the weights as they are: an update failed, or is half-way and was not allowed beside steps."""
         return self.out_of_service or (self.update_open and self.update_wrote and not self.update_unpaused)
+
+    @property
+    def steady(self) -> bool:
+        """Nothing is going on but decoding: no call, step in flight, pause or weight session is open, each request of the last
+        batch sampled a token in it, and has been handed all that it has."""
+        if self.calls or self.flights or self.pause_mode or self.update_open or self.out_of_service or self.last_landed is None:
+            return False
+        requests = self.last_batch
+        return len(requests) == len(self.last_landed.batch) and all(len(one.output) == len(one.delivered) for one in requests)
+
+    @property
+    def last_batch(self) -> list[Request]:
+        """Those for which the last step sampled a token."""
+        return self.last_landed.requests if self.last_landed else []
 
     def live(self) -> Iterator[Request]:
         """Requests accepted and not finished, running ones first."""
@@ -447,6 +552,9 @@ class Replay:
             weight_version=self.weights.version,
             update_open=self.update_open,
             out_of_service=self.out_of_service,
+            asleep=self.asleep,
+            sleep_level=self.sleep_level,
+            host=tuple(blocks.host),
         )
 
     # The log and its calls.
@@ -457,9 +565,9 @@ class Replay:
         if self.opened is not None and event.level <= self.opened.level:
             return
         self.opened = event
-        count, size = event.engine.get("num_blocks"), event.engine.get("block_size")
+        count, size, host_count = (event.engine.get(name, 0) for name in ("num_blocks", "block_size", "host_blocks"))
         if event.level >= BLOCKS_SEEN and isinstance(count, int) and isinstance(size, int) and size > 0:
-            self.blocks = Blocks(count, size)
+            self.blocks = Blocks(count, size, host_count if isinstance(host_count, int) else 0)
 
     def _closed(self, seq: int, event: Closed) -> None:
         self.closed = event
@@ -475,8 +583,8 @@ class Replay:
         call = self._received = self.calls.get(event.op)
         if call is None:
             return
-        call.received = seq
-        if isinstance(call.operation, Pause):
+        call.take_up(seq, self.pause_mode)
+        if call.mode is not None:
             self.pauses[call.op] = call
         elif isinstance(call.operation, Submit):
             self._submitting[call.operation.id] = call.operation
@@ -615,16 +723,26 @@ class Replay:
         request = self.requests.get(event.request) or Request(event.request, None, seq)
         self.blocks.release(request, event.head, event.tail)
 
+    def _offloaded(self, seq: int, event: Offloaded) -> None:
+        self.blocks.offload(event.blocks)
+
+    def _loaded(self, seq: int, event: Loaded) -> None:
+        self.blocks.load(self._known(event.request, seq), event.blocks)
+
     def _cleared(self, seq: int, event: Cleared) -> None:
-        if event.success:
+        if event.success and event.tier == "device":
             self.blocks.forget_labels()
+        elif event.success:
+            self.blocks.forget_copies()
 
     # Pausing.
 
     def _pause_pending(self, seq: int, event: PausePending) -> None:
         self.pause_mode, self.pause_pending = event.mode, True
         self.pending_since = seq
-        if event.mode == "wait":
+        call = self._received
+        self.pause_asked = self.pause_asked or call is None or not isinstance(call.operation, Sleep)
+        if event.mode == "wait" and not (call is not None and call.joins):
             if self.running or self.waiting:
                 self.stopped_since = NEVER
             self._unpark()
@@ -634,13 +752,25 @@ class Replay:
         self.last_effective = self.stopped_since = seq
 
     def _resumed(self, seq: int, event: Resumed) -> None:
-        self.pause_mode, self.pause_pending = None, False
+        self.pause_mode, self.pause_pending, self.pause_asked = None, False, False
         self.stopped_since = NEVER
         self._unpark()
 
     def _unpark(self) -> None:
         for request in self.waiting.values():
             request.parked = False
+
+    # Sleeping.
+
+    def _fell_asleep(self, seq: int, event: Asleep) -> None:
+        self.sleep_level, self.asleep, self.asleep_since = event.level, event.tags, seq
+
+    def _woke(self, seq: int, event: Awake) -> None:
+        if "weights" in self.asleep and "weights" not in event.tags and self.sleep_level == DROPPED:
+            self.out_of_service, self.out_of_service_since = True, (seq, "woke without weights: sleep at level 2 dropped them")
+        self.asleep, self.awake_since = event.tags, seq
+        if not event.tags:
+            self.sleep_level = None
 
     # Weights.
 
@@ -658,7 +788,7 @@ class Replay:
             return
         self._first_byte(seq)
         self.update_open = self.update_wrote = False
-        self.out_of_service = True
+        self.out_of_service, self.out_of_service_since = True, (seq, "update failed")
 
     def _first_byte(self, seq: int) -> None:
         if not self.update_wrote:
@@ -679,6 +809,11 @@ class Replay:
 
     def _check(self, seq: int, event: Reference | Differed) -> None:
         """Says what should have been, and changes nothing."""
+
+    # Clients of a live engine.
+
+    def _outside(self, seq: int, event: Asked | Heard | Answered) -> None:
+        """What clients saw is no part of the engine's state."""
 
 
 def _visible(request: Request) -> RequestState:

@@ -27,6 +27,9 @@ from harness.situations import SITUATIONS
 SCHEMA = 1
 """Version of the format of scenario files. The loader refuses a newer one."""
 
+BOUND_MS = 10_000
+"""How long a live engine's answers may take, if a file does not say."""
+
 Size = Annotated[int, Field(ge=1)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
 Names = Annotated[tuple[Name, ...], Field(strict=False)]
@@ -52,6 +55,8 @@ class EngineShape(Data):
     late_requests: Literal["queue", "reject", "block"] = "queue"
     async_scheduling: bool = False
     """One step is in flight while the next is scheduled and launched."""
+    host_blocks: int = Field(default=0, ge=0)
+    """Slots of a tier in host memory that keeps evicted blocks; 0 = none."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: Literal["cpu", "cuda"] = "cpu"
 
@@ -256,6 +261,8 @@ class Scenario:
     """What is simulated beside the timeline; only the model can."""
     needs: Needs = field(default_factory=Needs)
     latency: Latency = field(default_factory=Latency)
+    bound_ms: float = BOUND_MS
+    """Of a live engine: how long an answer may take, and how long nothing may be heard while something is waited for."""
     expect: Expect = field(default_factory=Expect)
     fault: str | None = None
     """The planted fault under which `expect.violates` comes true; without it, every invariant holds."""
@@ -327,6 +334,7 @@ class _ScenarioForm(Data):
     needs: Needs = Needs()
     engine: EngineShape = EngineShape()
     latency: Latency = Latency()
+    bound_ms: Milliseconds = BOUND_MS
     workload: Workload | SkipJsonSchema[None] = None
     timeline: Annotated[tuple[_EntryForm, ...], Field(strict=False)] = ()
     expect: Expect = Expect()
@@ -356,6 +364,7 @@ def load_scenario(path: str | Path) -> Scenario:
         workload=form.workload,
         needs=form.needs,
         latency=form.latency,
+        bound_ms=form.bound_ms,
         expect=form.expect,
         fault=form.fault,
         path=source.path,
@@ -424,6 +433,8 @@ TRAINER_VERBS = (
     "finish_weight_update",
     "swap_weights",
     "update_weight_version",
+    "sleep",
+    "wake_up",
 )
 
 
@@ -467,6 +478,7 @@ def dump(scenario: Scenario) -> str:
     """The scenario as a file: `load_scenario` reads back an equal one. Each entry takes one line."""
     lines = [f"schema: {SCHEMA}", _yaml({"name": scenario.name}, flow=False)]
     lines += _section("needs", scenario.needs) + _section("engine", scenario.engine) + _section("latency", scenario.latency)
+    lines += [_yaml({"bound_ms": scenario.bound_ms}, flow=False)] if scenario.bound_ms != BOUND_MS else []
     lines += _section("workload", scenario.workload) if scenario.workload is not None else []
     lines += ["timeline:", *map(_entry_line, scenario.timeline)] if scenario.timeline else ["timeline: []"]
     lines += _section("expect", scenario.expect)

@@ -51,6 +51,31 @@ FAMILIES: dict[str, dict[str, str]] = {
         "clear-asked-by-one": "Of pause calls that took effect together, some asked for a clear and some did not.",
         "clear-after-kept": "A pause that clears took effect over one that had kept the cache.",
     },
+    "Sleep and wake": {
+        **{f"asleep-at-level-{level}": f"A sleep at level {level} took effect." for level in (0, 1, 2)},
+        **{f"sleep-by-{mode}": f"A sleep that paused by `{mode}` took effect over live requests." for mode in MODES},
+        "sleep-joins-pause": "A sleep without a mode came under a pause that was effective.",
+        "sleep-joins-pending": "A sleep without a mode came while a pause was pending.",
+        "sleep-over-frozen": "A sleep took effect while requests were frozen in mid-run or parked.",
+        "sleep-superseded": "A sleep call failed because its pause was overridden.",
+        "sleep-in-session": "A sleep was refused because a weight session was open.",
+        "sleep-again": "A sleeping engine was put to sleep again, no deeper than before.",
+        "sleep-deeper": "A sleeping engine was put to sleep at a higher level.",
+        "partial-wake": "Memory of one kind was mapped while the other sleeps.",
+        "wake-of-awake": "A wake-up found nothing to wake.",
+        "wake-ends-pause": "A wake-up ended the pause, which sleep alone had made.",
+        "wake-keeps-pause": "A full wake-up left a pause that a pause call had asked for.",
+        "woke-without-weights": "The weights woke after a sleep that had dropped them.",
+        "update-ends-pause": "An update, committed after a wake-up, ended the pause that sleep alone had made.",
+        "update-while-cache-sleeps": "An update was committed while the KV memory slept.",
+        "start-asleep": "A session was refused because the weights slept.",
+        "resume-asleep": "A resume was refused because the engine slept.",
+        "wait-asleep": "A pause(wait) was refused because the engine slept.",
+        "pause-asleep": "A sleeping engine was paused.",
+        "late-request-asleep": "A request came while the engine slept.",
+        "abort-asleep": "A request was aborted while the engine slept.",
+        "reset-asleep": "A reset was carried out while the KV memory slept.",
+    },
     "Late requests": {
         **{
             f"late-request-{policy}-under-{mode}": f"A request that came under a pause({mode}) {became}."
@@ -98,6 +123,16 @@ FAMILIES: dict[str, dict[str, str]] = {
         "reset-with-frozen": "A reset under a pause took the blocks of frozen requests.",
         "clear-of-shared-blocks": "A clear or a reset took blocks that several requests held.",
     },
+    "Host tier": {
+        "offloaded": "An evicted block was copied to the host.",
+        "copy-replaced": "A copy on the host was given up for another one.",
+        "evicted-with-copy": "A block was evicted whose contents are on the host, or in another block, already.",
+        "loaded": "A request was admitted with blocks that came back from the host.",
+        "loaded-behind-hits": "A request was admitted with blocks from the host behind others that it hit.",
+        "loaded-after-preemption": "A preempted request came back and its blocks came from the host.",
+        "loaded-older-epoch": "A request was admitted with a copy of what older weights wrote.",
+        "clear-of-copies": "A clear or a reset emptied a host tier that held copies.",
+    },
     "Across an update": {
         "request-across-boundary": "A request was given a token by other weights than its last one.",
         "request-across-two-boundaries": "A request was given tokens by three weights.",
@@ -130,6 +165,17 @@ FAMILIES: dict[str, dict[str, str]] = {
         "update-failed-in-update": "A session failed in the middle of a part.",
         "update-failed-in-finish": "A session failed at its end, with weights written.",
         "empty-finish-failed": "A session failed at its end with nothing written, and stays open.",
+        **{
+            f"refused-for-{how}": f"A tensor was refused before it was written: {what}."
+            for how, what in (
+                ("name", "its name matches nothing"),
+                ("shape", "its shape is another"),
+                ("nan", "it holds NaN"),
+                ("infinity", "it holds infinity"),
+            )
+        },
+        "tensor-refused": "A tensor was refused before any was written, and the session stays open.",
+        "tensor-refused-half-way": "A tensor was refused after others of its session had been written.",
         "update-failed-beside-steps": "A session failed that was writing weights while the engine was running.",
         "partial-update-refused": "Out of service, a finish was refused because not every tensor was sent.",
         "back-in-service": "A full update ended being out of service.",

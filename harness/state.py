@@ -11,6 +11,8 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from harness.events import Tag
+
 Status = Literal["waiting", "running", "preempted"]
 
 
@@ -55,6 +57,12 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     update_open: bool
     """A weight session is open."""
     out_of_service: bool
+    asleep: tuple[Tag, ...] = ()
+    """Whose memory is given back, in alphabetical order."""
+    sleep_level: int | None = None
+    """None while awake."""
+    host: tuple[int, ...] = ()
+    """Slots of the host tier that hold a copy, the least recently used first."""
 
 
 class Difference(NamedTuple):

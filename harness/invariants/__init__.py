@@ -5,16 +5,34 @@ The registry `INVARIANTS` holds them by id; `judge` judges a whole log and `Judg
 
 from __future__ import annotations
 
-from harness.invariants import cache, control, frames, lifecycle, numbers, pause, records, resets, tokens, updates, versions
-from harness.invariants.invariant import INVARIANTS, REPORTED, Invariant, invariant
+from harness.invariants import (
+    cache,
+    client,
+    control,
+    frames,
+    lifecycle,
+    numbers,
+    pause,
+    records,
+    resets,
+    tokens,
+    updates,
+    versions,
+    weights,
+)
+from harness.invariants.invariant import CLIENT_INVARIANTS, INVARIANTS, REPORTED, ClientInvariant, Invariant, client_invariant, invariant
 from harness.invariants.judge import Judge, judge
 
 __all__ = [
+    "CLIENT_INVARIANTS",
     "INVARIANTS",
     "REPORTED",
+    "ClientInvariant",
     "Invariant",
     "Judge",
     "cache",
+    "client",
+    "client_invariant",
     "control",
     "frames",
     "invariant",
@@ -27,4 +45,5 @@ __all__ = [
     "tokens",
     "updates",
     "versions",
+    "weights",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -13,6 +14,8 @@ from harness.events import (
     Freed,
     Hit,
     Launched,
+    Loaded,
+    Offloaded,
     Opened,
     PartReceived,
     PauseEffective,
@@ -24,6 +27,7 @@ from harness.events import (
 from harness.invariants.invariant import Invariant, invariant, listed
 from harness.operations import ResetPrefixCache
 from harness.replay import NEVER, Replay, Request
+from harness.stretch import Stretch
 
 
 class _BlockInvariant(Invariant):
@@ -37,8 +41,8 @@ class _BlockInvariant(Invariant):
 
 @invariant("cache-epoch", level=2)
 class CacheEpoch(_BlockInvariant):
-    """No token attends to a KV entry of an older epoch, unless every commit since that epoch was made under
-    clear_cache=False, or unpaused as allow_unpaused asked for, and no reset was asked for since."""
+    """No token attends to a KV entry of an older epoch, on the device or come back from the host, unless every commit since
+    that epoch was made under clear_cache=False, or unpaused as allow_unpaused asked for, and no reset was asked for since."""
 
     def __init__(self, replay: Replay) -> None:
         super().__init__(replay)
@@ -50,7 +54,7 @@ class CacheEpoch(_BlockInvariant):
         """Entries written before this event are of an older epoch, and were to be gone."""
 
     def before_pause_effective(self, seq: int, event: PauseEffective) -> None:
-        asked = any(getattr(call.operation, "clear_cache", False) for call in self.replay.pauses.values())
+        asked = any(call.clear_cache for call in self.replay.pauses.values())
         if event.clear_cache or asked:
             self._promise = seq
 
@@ -82,14 +86,23 @@ class CacheEpoch(_BlockInvariant):
         self._horizon = min(max(self._promise, self._unallowed), self.replay.epoch_starts[-1])
 
     def after_hit(self, seq: int, event: Hit) -> None:
+        written = self.replay.blocks.written
+        self._check_found(seq, event.request, [(f"hit block {block}", written.get(block, ())) for block in event.blocks], first=0)
+
+    def after_loaded(self, seq: int, event: Loaded) -> None:
+        written = self.replay.blocks.written
+        found = [(f"loaded the copy in slot {slot}", written.get(block, ())) for slot, block in event.blocks]
+        self._check_found(seq, event.request, found, first=len(self.replay.requests[event.request].hits) - len(found))
+
+    def _check_found(self, seq: int, id: str, found: Sequence[tuple[str, Sequence[int]]], *, first: int) -> None:
+        """Blocks of KV that were there, from the request's block `first` on: what was done with each, and when it was written."""
         if self._horizon == NEVER:
             return
-        written, size = self.replay.blocks.written, self.replay.blocks.size
-        for index, block in enumerate(event.blocks):
-            stale = [at for at in written.get(block, ()) if NEVER < at < self._horizon]
+        for index, (what, written) in enumerate(found, first):
+            stale = [at for at in written if NEVER < at < self._horizon]
             if stale:
-                request = self.replay.requests[event.request]
-                self._stale(seq, request, f"{event.request} hit block {block}, whose KV is stale", min(stale), index * size)
+                request, position = self.replay.requests[id], index * self.replay.blocks.size
+                self._stale(seq, request, f"{id} {what}, whose KV is stale", min(stale), position)
                 return
 
     def after_launched(self, seq: int, event: Launched) -> None:
@@ -143,7 +156,8 @@ class Content(NamedTuple):
 class BlockLifetime(_BlockInvariant):
     """A block is held, cached or free, and only one; it can be hit only if the step that writes its KV is being
     composed or was launched; only the one that it was allocated to writes it, and nothing is written again once it can be
-    hit; none leaks."""
+    hit; none leaks. A slot of the host tier holds the copy of a block that had just lost its digest, and a request loads the
+    copies of its own contents only."""
 
     def __init__(self, replay: Replay) -> None:
         super().__init__(replay)
@@ -204,16 +218,67 @@ class BlockLifetime(_BlockInvariant):
                 state = f"held by {listed(replay.holders(block))}" if blocks.references.get(block) else "free"
                 self.violated(seq, f"{request.id} hit block {block}, which has no digest", expected="a cached or shared block", got=state)
                 return
-            due = self._content(request, index, parent)
-            if request.prompt is not None and self._contents.get(label, due) != due:
-                self.violated(
-                    seq,
-                    f"{request.id} hit block {block}, whose digest stands for other contents",
-                    expected=str(due),
-                    got=str(self._contents[label]),
-                )
+            if not self._check_found(seq, request, index, parent, label, f"hit block {block}"):
                 return
             parent = label
+
+    def _check_found(self, seq: int, request: Request, index: int, parent: int | None, label: int, what: str) -> bool:
+        """Whether a digest that was found stands for block `index` of the request."""
+        due = self._content(request, index, parent)
+        if request.prompt is None or self._contents.get(label, due) == due:
+            return True
+        self.violated(
+            seq, f"{request.id} {what}, whose digest stands for other contents", expected=str(due), got=str(self._contents[label])
+        )
+        return False
+
+    def before_offloaded(self, seq: int, event: Offloaded) -> None:
+        blocks = self.replay.blocks
+        for block, slot in event.blocks:
+            if block not in blocks.evicted:
+                self.violated(
+                    seq,
+                    f"block {block} was copied to the host without having just lost a digest",
+                    expected=f"a block of {listed(blocks.evicted)}",
+                    got=f"block {block}",
+                )
+            if slot not in range(blocks.host_count):
+                self.violated(
+                    seq,
+                    f"block {block} was copied to a slot that the host tier does not have",
+                    expected=f"a slot of 0 to {blocks.host_count - 1}",
+                    got=str(slot),
+                )
+
+    def before_loaded(self, seq: int, event: Loaded) -> None:
+        """A load needs a copy, of the contents that follow what the request has hit, and a block of the request to go to."""
+        replay, blocks = self.replay, self.replay.blocks
+        request = replay.requests.get(event.request)
+        self._check_user(seq, event.request, "loaded blocks")
+        if request is None:
+            return
+        first = len(request.hits)
+        parent = blocks.labels.get(request.blocks[first - 1]) if first else None
+        for index, (slot, block) in enumerate(event.blocks, first):
+            copy = blocks.host.get(slot)
+            if copy is None:
+                self.violated(
+                    seq, f"{request.id} loaded slot {slot}, which holds no copy", expected=f"a slot of {listed(blocks.host)}", got=str(slot)
+                )
+                return
+            if request.blocks[index : index + 1] != [block]:
+                self.violated(
+                    seq,
+                    f"{request.id} loaded slot {slot} into block {block}, where it does not belong",
+                    expected=f"entry {index} of {listed(request.blocks)}",
+                    got=f"block {block}",
+                )
+            if not self._check_found(seq, request, index, parent, copy.label, f"loaded slot {slot}"):
+                return
+            parent = copy.label
+
+    def after_loaded(self, seq: int, event: Loaded) -> None:
+        self._readers.append(self.replay.requests[event.request])
 
     def _content(self, request: Request, index: int, parent: int | None) -> Content:
         size = self.replay.blocks.size
@@ -277,8 +342,8 @@ class BlockLifetime(_BlockInvariant):
         if event.computed > len(hits) * self.replay.blocks.size:
             self.violated(
                 seq,
-                f"{event.request} was admitted with KV that it did not hit",
-                expected=f"at most {len(hits) * self.replay.blocks.size} tokens, from {len(hits)} hits",
+                f"{event.request} was admitted with KV that it neither hit nor loaded",
+                expected=f"at most {len(hits) * self.replay.blocks.size} tokens, from {len(hits)} blocks",
                 got=f"{event.computed} tokens computed",
             )
 
@@ -348,6 +413,11 @@ class BlockLifetime(_BlockInvariant):
 
     def before_received(self, seq: int, event: Received) -> None:
         self._expect_backed(seq)
+
+    def steady_step(self, stretch: Stretch) -> None:
+        for _, request in self._unbacked.values():
+            stretch.member(request.id)
+        self._expect_backed(stretch.launched)
 
     def _expect_backed(self, seq: int) -> None:
         """The step that was being composed has been launched, or never will be."""

@@ -8,6 +8,8 @@ from typing import Any
 
 from harness.events import (
     Accepted,
+    Asleep,
+    Awake,
     Blocked,
     Cleared,
     Closed,
@@ -16,7 +18,6 @@ from harness.events import (
     Event,
     Finished,
     Launched,
-    Mode,
     PartReceived,
     PauseEffective,
     PausePending,
@@ -33,15 +34,18 @@ from harness.operations import (
     Abort,
     FinishWeightUpdate,
     IsPaused,
+    IsSleeping,
     Operation,
     Pause,
     ResetPrefixCache,
     Resume,
+    Sleep,
     StartWeightUpdate,
     Submit,
     SwapWeights,
     UpdateWeights,
     UpdateWeightVersion,
+    WakeUp,
 )
 from harness.replay import BLOCKS_SEEN, NEVER, Call, Replay, Request
 
@@ -51,12 +55,15 @@ EFFECTS: dict[type[Operation], type[Event]] = {
     FinishWeightUpdate: Committed,
     SwapWeights: Committed,
     UpdateWeightVersion: Relabelled,
+    Sleep: Asleep,
 }
 """The event by which a call shows that succeeded; the others are judged each in its own way."""
 
 ASKED_BY: dict[type[Event], tuple[type[Operation], ...]] = {
-    PausePending: (Pause,),
-    Resumed: (Resume,),
+    PausePending: (Pause, Sleep),
+    Resumed: (Resume, WakeUp, FinishWeightUpdate, SwapWeights),
+    Asleep: (Sleep,),
+    Awake: (WakeUp,),
     UpdateStarted: (StartWeightUpdate, SwapWeights),
     PartReceived: (UpdateWeights, SwapWeights),
     Committed: (FinishWeightUpdate, SwapWeights),
@@ -103,8 +110,11 @@ class ApiTruth(Invariant):
             found = (replay.requests.get(id) for id in dict.fromkeys(ids))
             doomed = self._doomed[event.op] = tuple(one for one in found if one is not None and one.finished is None)
             self._asked.update(doomed)
-        elif isinstance(operation, Pause) and operation.mode == "abort":
-            self._asked.update(replay.live())
+
+    def after_received(self, seq: int, event: Received) -> None:
+        call = self.replay.calls.get(event.op)
+        if call is not None and call.mode == "abort" and not call.joins:
+            self._asked.update(self.replay.live())
 
     def before_launched(self, seq: int, event: Launched) -> None:
         self._op = NEVER
@@ -164,6 +174,26 @@ class ApiTruth(Invariant):
     def before_resumed(self, seq: int, event: Resumed) -> None:
         self._shows(seq, event, "resumed")
         self._asked.intersection_update(chain.from_iterable(self._doomed.values()))  # what a pause(abort) did not end goes on
+
+    def before_asleep(self, seq: int, event: Asleep) -> None:
+        self._shows(seq, event, "fell asleep")
+        replay = self.replay
+        asked = [call.operation.level for call in replay.pauses.values() if isinstance(call.operation, Sleep)]
+        if not asked:
+            return
+        level = max(*asked, replay.sleep_level or 0)
+        tags = ("kv_cache", "weights") if level else ()
+        if (event.level, event.tags) != (level, tags):
+            self.violated(
+                seq,
+                "the engine does not sleep as its calls asked for",
+                expected=f"level {level}, {listed(tags)} asleep",
+                got=f"level {event.level}, {listed(event.tags)} asleep",
+                cause=[(call.taken_up, "sleep taken up") for call in replay.pauses.values() if isinstance(call.operation, Sleep)],
+            )
+
+    def before_awake(self, seq: int, event: Awake) -> None:
+        self._shows(seq, event, "woke up")
 
     def before_update_started(self, seq: int, event: UpdateStarted) -> None:
         self._shows(seq, event, "opened a weight session")
@@ -230,6 +260,8 @@ class ApiTruth(Invariant):
                 self._check_abort(seq, call, doomed, answer)
             case Resume() if self.replay.pause_mode is not None and not self._since(call, PausePending):
                 self._untrue(seq, call, "succeeded and the engine is paused", "`resumed` before the answer", "none since the pause")
+            case WakeUp():
+                self._check_wake(seq, call, operation)
             case ResetPrefixCache() if (self.replay.level or 0) >= BLOCKS_SEEN and not self._since(call, Cleared):
                 self._untrue(seq, call, "succeeded and nothing was reset", "`cleared` with success before the answer", "none")
             case FinishWeightUpdate(version=str(version)) | SwapWeights(version=str(version)) | UpdateWeightVersion(version=version):
@@ -242,6 +274,17 @@ class ApiTruth(Invariant):
         came, how = self._came.get(submit.id, (NEVER, ""))
         if came > call.taken_up and answer.get("state", how) != how:
             self._untrue(seq, call, f"answered another state than {submit.id} was taken on in", how, str(answer["state"]))
+
+    def _check_wake(self, seq: int, call: Call, wake: WakeUp) -> None:
+        replay = self.replay
+        left = [tag for tag in replay.asleep if wake.tags is None or tag in wake.tags]
+        may_run = replay.sleep_level is None and not replay.update_open and not replay.out_of_service
+        if left or (wake.tags is None and replay.sleep_level is not None):
+            expected = "all awake" if wake.tags is None else f"{listed(wake.tags)} awake"
+            got = f"{listed(left) if left else 'scheduling'} asleep"
+            self._untrue(seq, call, "succeeded and did not wake what it names", expected, got)
+        elif may_run and self._since(call, Awake) and replay.pause_mode is not None and not replay.pause_asked:
+            self._untrue(seq, call, "left the engine in the pause that sleep alone had made", "`resumed` before the answer", "paused")
 
     def _check_abort(self, seq: int, call: Call, doomed: tuple[Request, ...], answer: dict[str, Any]) -> None:
         left = [request.id for request in doomed if request.finished is None]
@@ -264,27 +307,27 @@ class ApiTruth(Invariant):
         if closed.cut_short:
             return
         for call in self.replay.calls.values():
-            if not isinstance(call.operation, Pause):  # quiet-after-pause knows what a pause may wait for
+            if call.mode is None:  # quiet-after-pause knows what a pause may wait for
                 self._untrue(seq, call, "never returned", "an answer or an error", "no `returned`")
 
 
 @invariant("idempotent-control", level=1)
 class IdempotentControl(Invariant):
-    """Repeating a control call does nothing or is refused: a resume while running and a pause(keep) while paused change
-    nothing, a second weight session is not opened, and pause calls that meet all return."""
+    """Repeating a control call does nothing or is refused: a resume while running, a pause(keep) while paused and a wake-up
+    while awake change nothing, a second weight session is not opened, and pause and sleep calls that meet all return."""
 
     def __init__(self, replay: Replay) -> None:
         super().__init__(replay)
         self._repeated = NEVER
-        """The pause(keep) call being carried out that has nothing left to do; NEVER if there is none."""
+        """The call being carried out that pauses by keep and has nothing left to do; NEVER if there is none."""
         self._met: list[tuple[int, ...]] = []
         """Pause calls that took effect together."""
         self._started = NEVER
 
-    def before_received(self, seq: int, event: Received) -> None:
+    def after_received(self, seq: int, event: Received) -> None:
         replay = self.replay
-        operation = call.operation if (call := replay.calls.get(event.op)) else None
-        keeps = isinstance(operation, Pause) and operation.mode == "keep" and not operation.clear_cache
+        call = replay.calls.get(event.op)
+        keeps = call is not None and call.mode is not None and (call.mode == "keep" or call.joins) and not call.clear_cache
         self._repeated = event.op if keeps and replay.stopped_since != NEVER and not replay.pause_pending else NEVER
 
     def before_launched(self, seq: int, event: Launched) -> None:
@@ -308,7 +351,7 @@ class IdempotentControl(Invariant):
             return
         self.violated(
             seq,
-            f"a pause(keep) of a paused engine {what}",
+            f"a pause by keep of a paused engine {what}",
             expected="nothing changed but the mode",
             got=what,
             cause=[(self.replay.stopped_since, "pause effective")],
@@ -318,6 +361,10 @@ class IdempotentControl(Invariant):
     def before_resumed(self, seq: int, event: Resumed) -> None:
         if self.replay.pause_mode is None:
             self.violated(seq, "a running engine was resumed", expected="a resume while running does nothing", got="`resumed`")
+
+    def before_awake(self, seq: int, event: Awake) -> None:
+        if self.replay.sleep_level is None:
+            self.violated(seq, "an engine that was awake woke up", expected="a wake-up while awake does nothing", got="`awake`")
 
     def before_update_started(self, seq: int, event: UpdateStarted) -> None:
         if self.replay.update_open:
@@ -353,30 +400,37 @@ class IdempotentControl(Invariant):
 
 @invariant("flags-converge", level=1)
 class FlagsConverge(Invariant):
-    """`is_paused` equals what is observed: true from the moment that a pause is taken up until the next resume."""
+    """`is_paused` and `is_sleeping` equal what is observed: true from the moment that a pause is taken up until the next
+    resume, and from the moment that anything falls asleep until all is awake."""
 
     def __init__(self, replay: Replay) -> None:
         super().__init__(replay)
-        self._modes: dict[int, Mode | None] = {}
-        """By is_paused call: the pause mode when it was taken up."""
+        self._asked: dict[int, bool] = {}
+        """By call: what was so when it was taken up."""
 
     def after_received(self, seq: int, event: Received) -> None:
         call = self.replay.calls.get(event.op)
-        if call is not None and isinstance(call.operation, IsPaused):
-            self._modes[event.op] = self.replay.pause_mode
+        if call is not None and isinstance(call.operation, IsPaused | IsSleeping):
+            self._asked[event.op] = self._observed(call.operation)
+
+    def _observed(self, operation: IsPaused | IsSleeping) -> bool:
+        return self.replay.pause_mode is not None if isinstance(operation, IsPaused) else self.replay.sleep_level is not None
 
     def before_returned(self, seq: int, event: Returned) -> None:
-        if event.op not in self._modes or event.answer is None:
+        call = self.replay.calls.get(event.op)
+        if call is None or not isinstance(call.operation, IsPaused | IsSleeping) or event.answer is None:
             return
+        flag, now = call.operation.verb, self._observed(call.operation)
+        said = event.answer.get(flag)
         # A live client's answer may be overtaken by a pause or a resume on its way.
-        observed = {mode is not None for mode in (self._modes.pop(event.op), self.replay.pause_mode)}
-        said = event.answer.get("is_paused")
-        if said not in observed:
+        if said not in (self._asked.pop(event.op, now), now):
             replay = self.replay
+            pending = f"last pause taken up{', pending' if replay.pause_pending else ''}"
+            state = ("paused", "running") if flag == IsPaused.verb else ("asleep", "awake")
             self.violated(
                 seq,
-                f"is_paused answered {said} while the engine is {'paused' if replay.pause_mode else 'running'}",
-                expected=str(replay.pause_mode is not None),
+                f"{flag} answered {said} while the engine is {state[0] if now else state[1]}",
+                expected=str(now),
                 got=str(said),
-                cause=[(replay.pending_since, f"last pause taken up{', pending' if replay.pause_pending else ''}")],
+                cause=[(replay.pending_since, pending) if flag == IsPaused.verb else (replay.asleep_since, "last asleep")],
             )

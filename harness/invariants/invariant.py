@@ -8,12 +8,14 @@ watch every step. Its docstring is the statement that users read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, ClassVar, TypeVar, get_args
+from typing import Any, ClassVar, Generic, TypeVar, get_args
 
+from harness.client import ClientView
 from harness.events import AnyEvent, Closed, Event, Opened
-from harness.replay import NEVER, Replay
+from harness.replay import NEVER, Replay, Request
 from harness.verdict import Cause, Violation
 
 REPORTED = 5
@@ -27,10 +29,14 @@ KINDS: dict[str, type[Event]] = {str(kind.__struct_config__.tag): kind for kind 
 Hook = Callable[[int, Any], None]
 
 
-class Watcher:
-    """Sees a log go by, beside a replay, through methods that are named after events."""
+State = TypeVar("State", Replay, ClientView)
+"""What a log is added up to: a rank's to a replay, the clients' to a view."""
 
-    def __init__(self, replay: Replay) -> None:
+
+class Watcher(Generic[State]):
+    """Sees a log go by, beside what it adds up to, through methods that are named after events."""
+
+    def __init__(self, replay: State) -> None:
         self.replay = replay
 
     def hooks(self, when: str) -> Iterator[tuple[type[Event], Hook]]:
@@ -38,15 +44,23 @@ class Watcher:
         for kind, name in _hook_names(type(self), when):
             yield kind, getattr(self, name)
 
+    def steady_for(self, requests: Sequence[Request]) -> int:
+        """For how many more steps like the last one, of these requests, there is nothing for it to see (see stretch.py).
 
-class Invariant(Watcher):
-    """Base of all invariants."""
+        In none of them a call is open, and nothing is paused or being updated. Who wants to know of each all the same
+        has a method `steady_step(stretch)`.
+        """
+        return sys.maxsize
+
+
+class Promise(Watcher[State]):
+    """Base of all invariants, of engines and of what their clients see."""
 
     id: ClassVar[str]
     level: ClassVar[int]
     """The lowest level of a log on which it can be checked."""
 
-    def __init__(self, replay: Replay) -> None:
+    def __init__(self, replay: State) -> None:
         super().__init__(replay)
         self.violations: list[Violation] = []
         self.more = 0
@@ -88,8 +102,16 @@ class Invariant(Watcher):
         self.violations.append(Violation(invariant=self.id, seq=seq, sentence=sentence, expected=expected, got=got, cause=causes))
 
 
+class Invariant(Promise[Replay]):
+    """Base of the invariants of an engine, judged on the log of one rank."""
+
+
+class ClientInvariant(Promise[ClientView]):
+    """Base of what the same promises mean to clients, judged on their log, with the logs of ranks if there are any."""
+
+
 @cache
-def _hook_names(cls: type[Watcher], when: str) -> tuple[tuple[type[Event], str], ...]:
+def _hook_names(cls: type[Watcher[Any]], when: str) -> tuple[tuple[type[Event], str], ...]:
     """Found once for each class: a fuzzer watches thousands of logs a second."""
     names = ((kind, f"{when}_{name}") for name, kind in KINDS.items())
     return tuple((kind, name) for kind, name in names if hasattr(cls, name))
@@ -98,7 +120,11 @@ def _hook_names(cls: type[Watcher], when: str) -> tuple[tuple[type[Event], str],
 INVARIANTS: dict[str, type[Invariant]] = {}
 """Every invariant by its id."""
 
+CLIENT_INVARIANTS: dict[str, type[ClientInvariant]] = {}
+"""By the id of an invariant, what clients can see of it."""
+
 Kind = TypeVar("Kind", bound=type[Invariant])
+ClientKind = TypeVar("ClientKind", bound=type[ClientInvariant])
 
 
 def invariant(id: str, *, level: int) -> Callable[[Kind], Kind]:
@@ -110,19 +136,39 @@ def invariant(id: str, *, level: int) -> Callable[[Kind], Kind]:
     """
 
     def register(cls: Kind) -> Kind:
-        if id in INVARIANTS:
-            raise ValueError(f"two invariants are called {id}: {INVARIANTS[id].__name__} and {cls.__name__}")
-        if not cls.__doc__:
-            raise TypeError(f"{cls.__name__} needs a docstring: the statement of {id} that users read")
-        for name in vars(cls):
-            when, _, kind = name.partition("_")
-            if when in ("before", "after") and kind not in KINDS:
-                raise TypeError(f"{cls.__name__}.{name}: there is no event `{kind}`; expected one of {', '.join(KINDS)}")
+        _check(id, cls, INVARIANTS)
         cls.id, cls.level = id, level
         INVARIANTS[id] = cls
         return cls
 
     return register
+
+
+def client_invariant(id: str) -> Callable[[ClientKind], ClientKind]:
+    """Register a class as what clients see of the invariant `id`, which ranks are judged by under the same name.
+
+    Raises:
+        TypeError, ValueError: as for `invariant`.
+    """
+
+    def register(cls: ClientKind) -> ClientKind:
+        _check(id, cls, CLIENT_INVARIANTS)
+        cls.id, cls.level = id, 0
+        CLIENT_INVARIANTS[id] = cls
+        return cls
+
+    return register
+
+
+def _check(id: str, cls: type[Promise[Any]], registered: Mapping[str, type[Promise[Any]]]) -> None:
+    if id in registered:
+        raise ValueError(f"two invariants are called {id}: {registered[id].__name__} and {cls.__name__}")
+    if not cls.__doc__:
+        raise TypeError(f"{cls.__name__} needs a docstring: the statement of {id} that users read")
+    for name in vars(cls):
+        when, _, kind = name.partition("_")
+        if when in ("before", "after") and kind not in KINDS:
+            raise TypeError(f"{cls.__name__}.{name}: there is no event `{kind}`; expected one of {', '.join(KINDS)}")
 
 
 def listed(items: Iterable[object], limit: int = 8) -> str:

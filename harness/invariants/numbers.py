@@ -5,6 +5,7 @@ from __future__ import annotations
 from harness.events import Accepted, Blocked, Landed, Reference
 from harness.invariants.invariant import Invariant, invariant, listed
 from harness.replay import NEVER, Replay, Request
+from harness.stretch import Stretch
 
 ORACLES = {
     "fresh": "a fresh engine on the weights that sampled it",
@@ -22,7 +23,8 @@ class Golden(Invariant):
         super().__init__(replay)
         self._requests: dict[str, list[Request]] = {}
         """Every request of an id, in order."""
-        self._landed: list[tuple[int, Landed]] = []
+        self._sampled: list[tuple[int, list[str]]] = []
+        """For each step, the number of its `landed` event and whose tokens it has."""
 
     def after_accepted(self, seq: int, event: Accepted) -> None:
         self._note(event.request)
@@ -36,7 +38,10 @@ class Golden(Invariant):
             known.append(request)
 
     def after_landed(self, seq: int, event: Landed) -> None:
-        self._landed.append((seq, event))
+        self._sampled.append((seq, [id for id, _ in event.sampled]))
+
+    def steady_step(self, stretch: Stretch) -> None:
+        self._sampled.append((stretch.launched + 1, stretch.ids))
 
     def before_reference(self, seq: int, event: Reference) -> None:
         self.checked += 1
@@ -69,7 +74,7 @@ class Golden(Invariant):
 
     def _sampled_at(self, request: Request, index: int) -> int:
         """Number of the `landed` event with output token `index`."""
-        mine = (seq for seq, event in self._landed if seq > request.seen for id, _ in event.sampled if id == request.id)
+        mine = (seq for seq, ids in self._sampled if seq > request.seen and request.id in ids)
         return next((seq for place, seq in enumerate(mine) if place == index), NEVER)
 
     def unseen(self) -> str | None:

@@ -1,11 +1,13 @@
-"""Pausing: nothing runs while paused, pause means quiet, and the mode asked for is the mode carried out."""
+"""Pausing and sleeping: nothing runs meanwhile, pause means quiet, and the mode asked for is the mode carried out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import NoneType
 from typing import NamedTuple
 
 from harness.events import (
+    Asleep,
     Cleared,
     Closed,
     Finished,
@@ -26,13 +28,23 @@ from harness.replay import NEVER, Call, Replay, Request
 @invariant("no-step-while-paused", level=1)
 class NoStepWhilePaused(Invariant):
     """No forward, real or dummy, runs between a pause taking effect and the next resume, or a later `wait` call
-    that runs frozen requests to their end; none runs while out of service."""
+    that runs frozen requests to their end; none runs while out of service, and none while anything is asleep: memory is
+    given back under an effective pause, and a sleeping engine does not resume."""
 
     def before_launched(self, seq: int, event: Launched) -> None:
         if not event.batch:  # vLLM's way of telling its workers who has ended: no forward runs
             return
         replay = self.replay
-        if replay.stopped_since != NEVER:
+        if replay.sleep_level is not None:
+            self.violated(
+                seq,
+                f"step {event.step} was launched while {self._sleepers()}",
+                expected="no forward before all is awake",
+                got=f"a step of {listed(row.request for row in event.batch)}",
+                cause=[(replay.asleep_since, "fell asleep"), (replay.awake_since, "last wake-up")],
+                once=("asleep", replay.asleep_since),
+            )
+        elif replay.stopped_since != NEVER:
             self.violated(
                 seq,
                 f"step {event.step} was launched while paused by {replay.pause_mode}",
@@ -42,15 +54,41 @@ class NoStepWhilePaused(Invariant):
                 once=("paused", replay.stopped_since),
             )
         elif replay.out_of_service:
-            failed = replay.epoch_starts[-1]
             self.violated(
                 seq,
                 f"step {event.step} was launched while out of service",
                 expected="no forward before a full update succeeds",
                 got=f"a step of {listed(row.request for row in event.batch)}",
-                cause=[(failed, "first byte of the update that failed")],
-                once=("out-of-service", failed),
+                cause=[replay.out_of_service_since],
+                once=("out-of-service", replay.out_of_service_since),
             )
+
+    def before_asleep(self, seq: int, event: Asleep) -> None:
+        replay = self.replay
+        if replay.stopped_since != NEVER and not replay.flights:
+            return
+        self.violated(
+            seq,
+            f"the engine fell asleep at level {event.level} under {'a step in flight' if replay.flights else 'no effective pause'}",
+            expected="memory given back once a pause is effective and every launched step has landed",
+            got=f"steps {listed(replay.flights)} in flight" if replay.flights else "an engine that may run",
+            cause=[(flight.launched, f"launched step {flight.step}") for flight in replay.flights.values()],
+        )
+
+    def before_resumed(self, seq: int, event: Resumed) -> None:
+        if self.replay.sleep_level is not None:
+            self.violated(
+                seq,
+                f"the engine resumed while {self._sleepers()}",
+                expected="resume refused, and no wake-up's resume, until all is awake",
+                got="`resumed`",
+                cause=[(self.replay.asleep_since, "fell asleep"), (self.replay.awake_since, "last wake-up")],
+            )
+
+    def _sleepers(self) -> str:
+        """What is asleep, in words."""
+        tags = self.replay.asleep
+        return f"{' and '.join(tags)} {'sleep' if len(tags) > 1 else 'sleeps'}" if tags else "scheduling sleeps"
 
 
 @invariant("quiet-after-pause", level=1)
@@ -66,6 +104,8 @@ class QuietAfterPause(Invariant):
         """Whom the last `wait` call waits for: those that were live when it was taken up."""
         self._untold = False
         """A request ended since the last step was launched."""
+        self._aborted: set[int] = set()
+        """Pause calls over which an abort came: they wait for what it waits for."""
         self._resumed = NEVER
         self._superseded: dict[int, int] = {}
         """Pause calls that were overridden and have not returned, with the number of the event that did it, ..."""
@@ -74,10 +114,12 @@ class QuietAfterPause(Invariant):
 
     def before_pause_pending(self, seq: int, event: PausePending) -> None:
         self._overdue = 0
-        if event.mode == "wait":
+        if event.mode == "wait" and not any(call.joins for call in list(self.replay.pauses.values())[-1:]):
             self._awaited = tuple(self.replay.live())
         elif event.mode == "keep":
-            self._override(seq, [op for op, call in self.replay.pauses.items() if _mode(call) == "wait"])
+            self._override(seq, [op for op, call in self.replay.pauses.items() if call.mode == "wait" and op not in self._aborted])
+        elif event.mode == "abort":
+            self._aborted.update(self.replay.pauses)
 
     def before_resumed(self, seq: int, event: Resumed) -> None:
         self._resumed = seq
@@ -126,7 +168,7 @@ class QuietAfterPause(Invariant):
             if op in self._superseded:
                 self.violated(
                     seq,
-                    f"pause call {op} was superseded and did not return",
+                    f"{_called(op, self.replay.calls.get(op))} was superseded and did not return",
                     expected="an error (superseded) within the call that overrides it",
                     got="no `returned`",
                     cause=[(self._superseded[op], "superseded")],
@@ -164,7 +206,7 @@ class QuietAfterPause(Invariant):
 
     def before_returned(self, seq: int, event: Returned) -> None:
         call = self.replay.calls.get(event.op)
-        if call is None or not isinstance(call.operation, Pause):
+        if call is None or call.mode is None:
             return
         by = self._superseded.pop(event.op, NEVER)
         if event.error is None:
@@ -172,24 +214,26 @@ class QuietAfterPause(Invariant):
         elif event.error.code == "superseded" and by == NEVER and self.replay.writers <= 1 and not self._overridden(call):
             self.violated(
                 seq,
-                f"pause call {event.op} failed as superseded, and no call overrides it",
+                f"{_called(event.op, call)} failed as superseded, and no call overrides it",
                 expected="a later resume, or a later pause(keep) over a wait, being carried out",
                 got="neither",
-                cause=[(call.taken_up, f"pause call {event.op} taken up")],
+                cause=[(call.taken_up, f"{_called(event.op, call)} taken up")],
             )
 
     def _overridden(self, call: Call) -> bool:
         later = [other for other in self.replay.calls.values() if other.received > call.received]
-        return any(isinstance(other.operation, Resume) or (_mode(call) == "wait" and _mode(other) == "keep") for other in later)
+        waits = call.mode == "wait" and call.op not in self._aborted
+        return any(isinstance(other.operation, Resume) or (waits and other.mode == "keep") for other in later)
 
     def _check_success(self, seq: int, call: Call, superseded: int) -> None:
-        replay, taken_up = self.replay, (call.taken_up, f"pause call {call.op} taken up")
+        replay, named = self.replay, _called(call.op, call)
+        taken_up = (call.taken_up, f"{named} taken up")
         effective = replay.last_effective
         undone = max(self._resumed, replay.last_launched)
         if effective < call.taken_up:
             self.violated(
                 seq,
-                f"pause call {call.op} returned although no pause has taken effect since",
+                f"{named} returned although no pause has taken effect since",
                 expected="`pause_effective` between the call and its return",
                 got="none" if effective == NEVER else f"the last one is event {effective}",
                 cause=[taken_up],
@@ -197,7 +241,7 @@ class QuietAfterPause(Invariant):
         elif superseded != NEVER:
             self.violated(
                 seq,
-                f"pause call {call.op} was superseded and returned as if it had been carried out",
+                f"{named} was superseded and returned as if it had been carried out",
                 expected="an error: superseded",
                 got="success",
                 cause=[taken_up, (superseded, "superseded")],
@@ -207,7 +251,7 @@ class QuietAfterPause(Invariant):
             what = "resumed" if undone == self._resumed else "launched a step"
             self.violated(
                 seq,
-                f"pause call {call.op} returned as paused after the engine had {what}",
+                f"{named} returned as paused after the engine had {what}",
                 expected="the return as soon as the pause takes effect",
                 got=f"event {undone} between `pause_effective` and the return",
                 cause=[taken_up, (effective, "pause effective"), (undone, what)],
@@ -225,34 +269,41 @@ class QuietAfterPause(Invariant):
                 continue
             self.violated(
                 seq,
-                f"pause call {call.op} never returned",
+                f"{_called(call.op, call)} never returned",
                 expected="an answer or an error, as nothing is left to wait for",
                 got="no `returned`",
-                cause=[(call.taken_up, f"pause call {call.op} taken up")],
+                cause=[(call.taken_up, f"{_called(call.op, call)} taken up")],
             )
 
 
-def _mode(call: Call) -> Mode | None:
-    """Of a pause call."""
-    return call.operation.mode if isinstance(call.operation, Pause) else None
+def _called(op: int, call: Call | None) -> str:
+    """A call that pauses, in words."""
+    return f"{'pause' if call is None or call.operation is None else call.operation.verb} call {op}"
 
 
 class _Asked(NamedTuple):
-    """A pause call as the core took it up."""
+    """A call that pauses as the core took it up."""
 
     op: int
     seq: int
+    verb: str
     mode: Mode
     clear_cache: bool
+    joins: bool
+    """It is a sleep without a mode over a pause, and does nothing to requests."""
     live: tuple[Request, ...]
     """Requests accepted before it."""
+
+    def __str__(self) -> str:
+        return f"{self.verb}({self.mode})"
 
 
 @invariant("mode-fidelity", level=1)
 class ModeFidelity(Invariant):
     """The mode and flags asked for are those carried out: of the requests accepted before the call, abort leaves none
     alive and wait none unfinished, and runs no others; keep ends none, except by a token of a step launched before it, by a client's abort,
-    or by a later pause call; the cache is cleared if and only if a call asked for it."""
+    or by a later pause call; a sleep without a mode keeps that of the pause in force; a pause that a pause call asked for
+    ends by resume only; the cache is cleared, in every tier, if and only if a call asked for it."""
 
     def __init__(self, replay: Replay) -> None:
         super().__init__(replay)
@@ -264,15 +315,18 @@ class ModeFidelity(Invariant):
         """Number of the `pause_pending` from which on only `keep` was asked for; it counts while the mode is `keep`."""
         self._aborted: set[Request] = set()
         """Requests that a client asked to abort."""
-        self._cleared = NEVER
+        self._cleared = {"device": NEVER, "host": NEVER}
+        """Number of the last `cleared` of each tier that said it was empty."""
         self._awaited: frozenset[Request] = frozenset()
         """Whom the last `wait` call is to run to their end."""
 
-    def before_received(self, seq: int, event: Received) -> None:
+    def after_received(self, seq: int, event: Received) -> None:
         replay = self.replay
-        operation = call.operation if (call := replay.calls.get(event.op)) else None
-        if isinstance(operation, Pause):
-            asked = _Asked(event.op, seq, operation.mode, operation.clear_cache, tuple(replay.live()))
+        if (call := replay.calls.get(event.op)) is None or (operation := call.operation) is None:
+            return
+        if call.mode is not None:
+            live = tuple(replay.live())
+            asked = _Asked(event.op, seq, operation.verb, call.mode, call.clear_cache, call.joins, live)
             self._open[event.op] = asked
             self._standing.append(asked)
         elif isinstance(operation, Abort):
@@ -287,19 +341,19 @@ class ModeFidelity(Invariant):
             return
         if event.error is not None:
             self._standing = [other for other in self._standing if other is not asked]
-        elif asked.mode != "keep" and (left := [request.id for request in asked.live if request.finished is None]):
+        elif asked.mode != "keep" and not asked.joins and (left := [request.id for request in asked.live if request.finished is None]):
             self.violated(
                 seq,
-                f"pause({asked.mode}) returned with requests {'alive' if asked.mode == 'abort' else 'unfinished'}",
+                f"{asked} returned with requests {'alive' if asked.mode == 'abort' else 'unfinished'}",
                 expected=f"all {len(asked.live)} requests accepted before the call finished",
                 got=f"{listed(left)} live",
-                cause=[(asked.seq, f"pause({asked.mode}) taken up")],
+                cause=[(asked.seq, f"{asked} taken up")],
             )
 
     def before_pause_pending(self, seq: int, event: PausePending) -> None:
         if self.replay.pause_mode != "keep":
             self._frozen_since = seq
-        if event.mode == "wait":
+        if event.mode == "wait" and not (self._standing and self._standing[-1].joins):
             self._awaited = frozenset(self.replay.live())
 
     def before_launched(self, seq: int, event: Launched) -> None:
@@ -318,6 +372,21 @@ class ModeFidelity(Invariant):
                     once=("late", request),
                 )
 
+    def before_resumed(self, seq: int, event: Resumed) -> None:
+        replay = self.replay
+        if not replay.pause_asked or any(
+            isinstance(call.operation, Resume | NoneType) for call in replay.calls.values() if call.received != NEVER
+        ):
+            return
+        asked = [(one.seq, f"{one} taken up") for one in self._standing if one.verb == Pause.verb]
+        self.violated(
+            seq,
+            f"a {replay.pause_mode} pause that was asked for ended without a resume",
+            expected="paused until somebody resumes: sleep and its wake-up end only what sleep alone has paused",
+            got="`resumed`",
+            cause=[*asked, (replay.awake_since, "last wake-up")],
+        )
+
     def after_resumed(self, seq: int, event: Resumed) -> None:
         self._standing.clear()
 
@@ -332,15 +401,15 @@ class ModeFidelity(Invariant):
 
     def _check_abort(self, seq: int, request: Request) -> None:
         """Only an abort pause after the request came may have aborted it, as no client did."""
-        if any(asked.mode == "abort" and asked.seq > request.seen for asked in self._standing):
+        if any(asked.mode == "abort" and asked.seq > request.seen and not asked.joins for asked in self._standing):
             return
         last = self._standing[-1]
         self.violated(
             seq,
-            f"{request.id} was aborted under pause({last.mode}), and nobody asked for that",
+            f"{request.id} was aborted under {last}, and nobody asked for that",
             expected="an end by a client's abort or a pause(abort) after the request came",
             got="finish reason abort",
-            cause=[(request.seen, f"{request.id} came"), (last.seq, f"pause({last.mode}) taken up")],
+            cause=[(request.seen, f"{request.id} came"), (last.seq, f"{last} taken up")],
             once=("abort", last.op),
         )
 
@@ -363,7 +432,7 @@ class ModeFidelity(Invariant):
 
     def before_cleared(self, seq: int, event: Cleared) -> None:
         if event.success and event.empty:
-            self._cleared = seq
+            self._cleared[event.tier] = seq
         if event.success and not self._clear_asked():
             self._unasked_clear(seq, "the cache was cleared")
 
@@ -377,10 +446,10 @@ class ModeFidelity(Invariant):
         last = self._standing[-1] if self._standing else None
         self.violated(
             seq,
-            f"{what}{f' under pause({last.mode})' if last else ''}, and no call asked for that",
+            f"{what}{f' under {last}' if last else ''}, and no call asked for that",
             expected="the cache kept: clear_cache=False" if last else "the cache kept until a pause or a reset clears it",
             got="a clear",
-            cause=[(last.seq, f"pause({last.mode}, clear_cache={last.clear_cache}) taken up")] if last else [],
+            cause=[_in_full(last)] if last else [],
             once=("clear", last and last.op),
         )
 
@@ -389,7 +458,7 @@ class ModeFidelity(Invariant):
             return
         calls = list(self._open.values())
         last, clearing = calls[-1], [asked for asked in calls if asked.clear_cache]
-        cause = [(asked.seq, f"pause({asked.mode}, clear_cache={asked.clear_cache}) taken up") for asked in calls]
+        cause = [_in_full(asked) for asked in calls]
         if event.mode != last.mode:
             self.violated(seq, "a pause took effect in a mode that was not asked for", expected=last.mode, got=event.mode, cause=cause)
         if event.clear_cache != bool(clearing):
@@ -406,12 +475,15 @@ class ModeFidelity(Invariant):
     def _check_emptied(self, seq: int, asked: int, cause: list[tuple[int, str]]) -> None:
         """The cache was cleared since event `asked`, and what the log tells of its blocks agrees."""
         blocks = self.replay.blocks
-        if self._cleared < max(asked, self.replay.last_launched):
+        tiers = ("device", "host") if blocks.host_count else ("device",)
+        tier = min(tiers, key=self._cleared.__getitem__)
+        cleared = self._cleared[tier]
+        if cleared < max(asked, self.replay.last_launched):
             self.violated(
                 seq,
-                "a pause with clear_cache=True took effect and the cache had not been emptied",
+                f"a pause with clear_cache=True took effect and the cache had not been emptied{' on the host' if tier == 'host' else ''}",
                 expected="a `cleared` with success and empty, after the call and the last step",
-                got="none" if self._cleared < asked else f"the last one is event {self._cleared}, before a step",
+                got="none" if cleared < asked else f"the last one is event {cleared}, before a step",
                 cause=[*cause, (self.replay.last_launched, "last step launched")],
             )
         elif left := [block for block in range(blocks.count) if blocks.references.get(block) or block in blocks.labels]:
@@ -420,5 +492,10 @@ class ModeFidelity(Invariant):
                 "a pause with clear_cache=True took effect and the cache is not empty, although its reset said so",
                 expected="no block held and no digest left",
                 got=f"blocks {listed(left)}",
-                cause=[*cause, (self._cleared, "cleared, said to be empty")],
+                cause=[*cause, (cleared, "cleared, said to be empty")],
             )
+
+
+def _in_full(asked: _Asked) -> tuple[int, str]:
+    """A call that pauses, as a cause."""
+    return asked.seq, f"{asked.verb}({asked.mode}, clear_cache={asked.clear_cache}) taken up"

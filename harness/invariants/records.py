@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+
 from harness.events import Accepted, Blocked, Finished, Landed
 from harness.invariants.invariant import Invariant, invariant
 from harness.operations import Submit
@@ -43,6 +46,11 @@ class BookkeepingShape(Invariant):
                 got=f"token {len(request.output) + 1}",
                 once=("limit", request),
             )
+
+    def steady_for(self, requests: Sequence[Request]) -> int:
+        """Beyond its limit a request was reported."""
+        left = [self._limit(request) - len(request.output) for request in requests if request in self._submitted]
+        return min((steps for steps in left if steps >= 0), default=sys.maxsize)
 
     def before_finished(self, seq: int, event: Finished) -> None:
         request = self.replay.requests.get(event.request)

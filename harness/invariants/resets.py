@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.events import Allocated, Cleared, Hit, Stored
+from harness.events import Allocated, Cleared, Hit, Loaded, Offloaded, PauseEffective, Returned, Stored
 from harness.invariants.invariant import Invariant, invariant, listed
 from harness.replay import NEVER, Replay
 
@@ -16,13 +16,21 @@ class ResetTruth(Invariant):
         super().__init__(replay)
         self._cleared = NEVER
         self._forgotten: set[int] = set()
-        """Blocks whose digest the last reset was to forget, and that were not published since."""
+        """Blocks whose digest the last reset was to forget, and that were not published since, ..."""
+        self._forgotten_slots: set[int] = set()
+        """... and slots of the host tier whose copy it was to forget, and that were not used since."""
+        self._host_is_due = NEVER
+        """Number of the last reset of the device, until the host was reset too."""
 
     def before_cleared(self, seq: int, event: Cleared) -> None:
         if not event.success:
             self._check_refusal(seq)
             return
+        if event.tier == "host":
+            self._clear_host(seq, event)
+            return
         blocks = self.replay.blocks
+        self._host_is_due = seq if blocks.host_count else NEVER
         held = [block for block, references in blocks.references.items() if references > 0]
         if held or not event.empty:
             self.violated(
@@ -33,6 +41,36 @@ class ResetTruth(Invariant):
             )
         self._forgotten |= blocks.labels.keys()
         self._cleared = seq
+
+    def _clear_host(self, seq: int, event: Cleared) -> None:
+        self._host_is_due = NEVER
+        self._forgotten_slots.update(self.replay.blocks.host)
+        self._cleared = seq
+        if not event.empty:
+            self.violated(
+                seq,
+                "a reset reported success and the host tier is not empty",
+                expected="no copy left",
+                got="the engine says itself that it is not",
+            )
+
+    def before_pause_effective(self, seq: int, event: PauseEffective) -> None:
+        self._expect_host_cleared(seq)
+
+    def before_returned(self, seq: int, event: Returned) -> None:
+        self._expect_host_cleared(seq)
+
+    def _expect_host_cleared(self, seq: int) -> None:
+        if self._host_is_due == NEVER:
+            return
+        self.violated(
+            seq,
+            "a reset cleared the device and left the host tier as it was",
+            expected="`cleared` for the host after `cleared` for the device",
+            got=f"{len(self.replay.blocks.host)} copies on the host",
+            cause=[(self._host_is_due, "device cleared")],
+        )
+        self._host_is_due = NEVER
 
     def _check_refusal(self, seq: int) -> None:
         replay = self.replay
@@ -53,6 +91,20 @@ class ResetTruth(Invariant):
 
     def before_hit(self, seq: int, event: Hit) -> None:
         self._check_gone(seq, event.blocks, f"{event.request} hit")
+
+    def before_offloaded(self, seq: int, event: Offloaded) -> None:
+        self._forgotten_slots.difference_update(slot for _, slot in event.blocks)
+
+    def before_loaded(self, seq: int, event: Loaded) -> None:
+        if left := [slot for slot, _ in event.blocks if slot in self._forgotten_slots]:
+            self.violated(
+                seq,
+                f"{event.request} loaded slot {left[0]}, whose copy a reset had reported gone",
+                expected="no copy that is older than the reset",
+                got=f"slots {listed(left)} still have theirs",
+                cause=[(self._cleared, "cleared, success reported")],
+                once=self._cleared,
+            )
 
     def before_allocated(self, seq: int, event: Allocated) -> None:
         self._check_gone(seq, event.evicted, f"{event.request} evicted")

@@ -11,7 +11,7 @@ from harness.replay import NEVER, Replay
 @invariant("atomic-commit", level=1)
 class AtomicCommit(Invariant):
     """A forward sees all old or all new weights, unless the update was allowed beside steps; a session is opened under an
-    effective pause only, nothing is written outside one, and a failed update commits nothing."""
+    effective pause and over awake weights only, nothing is written outside one, and a failed update commits nothing."""
 
     def __init__(self, replay: Replay) -> None:
         super().__init__(replay)
@@ -21,8 +21,6 @@ class AtomicCommit(Invariant):
         """Parts that the open session has received ..."""
         self._of = 0
         """... of so many."""
-        self._failed = NEVER
-        """Number of the `update_failed` that put the engine out of service."""
 
     def after_received(self, seq: int, event: Received) -> None:
         call = self.replay.calls.get(event.op)
@@ -41,6 +39,19 @@ class AtomicCommit(Invariant):
                 expected="the start refused, as allow_unpaused was not asked for",
                 got=f"a {replay.pause_mode} pause that is pending" if replay.pause_pending else "a running engine",
                 cause=[(replay.pending_since, "pause taken up")] if replay.pause_pending else [],
+            )
+        self._check_awake(seq, "a weight session was opened")
+
+    def _check_awake(self, seq: int, what: str) -> None:
+        replay = self.replay
+        if "weights" in replay.asleep:
+            self.violated(
+                seq,
+                f"{what} while the weights sleep",
+                expected="the call refused until they are awake",
+                got=f"{listed(replay.asleep)} asleep",
+                cause=[(replay.asleep_since, "fell asleep")],
+                once=("asleep", replay.asleep_since),
             )
 
     def before_part_received(self, seq: int, event: PartReceived) -> None:
@@ -62,6 +73,7 @@ class AtomicCommit(Invariant):
             )
         else:
             self._check_paused(seq, "weights were written")
+            self._check_awake(seq, "weights were written")
         self._parts.add(event.part)
         self._of = event.of
 
@@ -82,20 +94,19 @@ class AtomicCommit(Invariant):
         replay = self.replay
         if not event.batch or not replay.uncommitted:  # an empty step runs no forward
             return
+        lost = replay.out_of_service
         self.violated(
             seq,
-            f"step {event.step} runs on weights that {'a failed update left' if replay.out_of_service else 'are half-written'}",
-            expected="no forward between the first byte of an update and its commit",
+            f"step {event.step} runs on weights that {'nothing may be sampled from' if lost else 'are half-written'}",
+            expected=f"no forward {'before a full update succeeds' if lost else 'between the first byte of an update and its commit'}",
             got=f"a step of {listed(row.request for row in event.batch)}",
-            cause=[(replay.epoch_starts[-1], f"first byte of epoch {replay.epoch}"), (self._failed, "update failed")],
+            cause=[(replay.epoch_starts[-1], f"first byte of epoch {replay.epoch}"), replay.out_of_service_since],
             once=("uncommitted", replay.epoch),
         )
 
     def before_update_failed(self, seq: int, event: UpdateFailed) -> None:
         replay = self.replay
-        if event.wrote:
-            self._failed = seq
-        elif event.phase != "start" and replay.update_open and replay.update_wrote:
+        if not event.wrote and event.phase != "start" and replay.update_open and replay.update_wrote:
             self.violated(
                 seq,
                 f"an update failed in {event.phase} after it had written weights, and says that it had not",
@@ -112,7 +123,7 @@ class AtomicCommit(Invariant):
                 f"the engine resumed {'out of service' if replay.out_of_service else 'with a weight session open'}",
                 expected="resume refused until a full update succeeds" if replay.out_of_service else "resume refused until it is finished",
                 got="`resumed`",
-                cause=[(self._failed, "update failed")] if replay.out_of_service else [],
+                cause=[replay.out_of_service_since] if replay.out_of_service else [],
             )
 
     def before_committed(self, seq: int, event: Committed) -> None:
@@ -125,7 +136,7 @@ class AtomicCommit(Invariant):
                 "a partial update ended being out of service",
                 expected="finish refused until every part was received",
                 got=f"parts {listed(sorted(self._parts))} of {self._of} received",
-                cause=[(self._failed, "update failed")],
+                cause=[replay.out_of_service_since],
             )
         elif isinstance(operation, SwapWeights) and not self._parts:
             self.violated(

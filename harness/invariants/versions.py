@@ -67,24 +67,25 @@ class VersionAttribution(Invariant):
         expected = request.spans()
         if event.spans == expected:
             return
-        if (flaw := _not_a_partition(event.spans, len(request.output))) is not None:
+        if (flaw := not_a_partition(event.spans, len(request.output))) is not None:
             self.violated(
                 seq,
                 f"{event.request}'s version spans do not partition its output: {flaw}",
-                expected=_words(expected),
-                got=_words(event.spans),
+                expected=spans_in_words(expected),
+                got=spans_in_words(event.spans),
             )
-        elif _joined(event.spans) != expected:
+        elif joined(event.spans) != expected:
             index = next(i for i in range(len(request.output)) if _version_at(event.spans, i) != _version_at(expected, i))
             self.violated(
                 seq,
                 f"{event.request}'s token {index} is labelled with weights that did not sample it",
-                expected=_words(expected),
-                got=_words(event.spans),
+                expected=spans_in_words(expected),
+                got=spans_in_words(event.spans),
             )
 
 
-def _not_a_partition(spans: tuple[VersionSpan, ...], length: int) -> str | None:
+def not_a_partition(spans: tuple[VersionSpan, ...], length: int) -> str | None:
+    """What keeps the spans from partitioning `length` tokens, in words; None if they do."""
     at = 0
     for version, start, end in spans:
         if start != at or end <= start:
@@ -93,18 +94,20 @@ def _not_a_partition(spans: tuple[VersionSpan, ...], length: int) -> str | None:
     return None if at == length else f"they end at {at} of {length} tokens"
 
 
-def _joined(spans: tuple[VersionSpan, ...]) -> tuple[VersionSpan, ...]:
-    joined: list[VersionSpan] = []
+def joined(spans: tuple[VersionSpan, ...]) -> tuple[VersionSpan, ...]:
+    """The spans with neighbours of equal label made one."""
+    found: list[VersionSpan] = []
     for span in spans:
-        if joined and joined[-1].version == span.version:
-            span = VersionSpan(span.version, joined.pop().start, span.end)
-        joined.append(span)
-    return tuple(joined)
+        if found and found[-1].version == span.version:
+            span = VersionSpan(span.version, found.pop().start, span.end)
+        found.append(span)
+    return tuple(found)
 
 
 def _version_at(spans: tuple[VersionSpan, ...], index: int) -> str:
     return next(version for version, start, end in spans if start <= index < end)
 
 
-def _words(spans: tuple[VersionSpan, ...]) -> str:
+def spans_in_words(spans: tuple[VersionSpan, ...]) -> str:
+    """As `[v1 [0, 4), v2 [4, 9)]`."""
     return listed(f"{version} [{start}, {end})" for version, start, end in spans)

@@ -6,11 +6,13 @@ docs/semantics.md fixes the order of events; each method below is one of its row
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from harness.events import (
     Accepted,
+    Asleep,
+    Awake,
     Blocked,
     Cleared,
     Delivered,
@@ -32,21 +34,27 @@ from harness.model.refusal import Refused
 from harness.model.request import Request
 from harness.model.scheduler import Scheduler
 from harness.model.shape import Shape
+from harness.model.sleep import DROPPED, SleepState
 from harness.model.weights import Weights
 from harness.operations import (
     DRIVER_VERBS,
     Abort,
     FinishWeightUpdate,
     IsPaused,
+    IsSleeping,
+    Mode,
     Operation,
     Pause,
     ResetPrefixCache,
     Resume,
+    Sleep,
     StartWeightUpdate,
     Submit,
     SwapWeights,
     UpdateWeights,
     UpdateWeightVersion,
+    WakeUp,
+    WeightSource,
 )
 from harness.state import EngineState
 
@@ -73,6 +81,7 @@ class EngineModel:
         "_requests",
         "_scheduler",
         "_shape",
+        "_sleep",
         "_step",
         "_weights",
     )
@@ -87,6 +96,7 @@ class EngineModel:
         self._scheduler = Scheduler(shape, profile=profile, eos_token_ids=eos_token_ids)
         self._pause = PauseState(meet=profile.pauses_meet)
         self._weights = Weights(counts_parts=profile.weights_need_pause, failure_stops=profile.failed_update_stops)
+        self._sleep = SleepState()
         self._requests: dict[str, Request] = {}
         """Live and blocked ones, in order of submission."""
         self._step = 0
@@ -142,6 +152,9 @@ class EngineModel:
             weight_version=self._weights.version,
             update_open=self._weights.session is not None,
             out_of_service=self._out_of_service,
+            asleep=self._sleep.tags,
+            sleep_level=self._sleep.level,
+            host=tuple(scheduler.host.copies),
         )
 
     def has_work(self) -> bool:
@@ -206,7 +219,10 @@ class EngineModel:
             raise RuntimeError("land() without a step in flight: call schedule() first")
         self._must_land = False
         events: list[Event] = []
-        ended = self._scheduler.record(events, sample, self._flights.popleft())
+        flight = self._flights.popleft()
+        if self._profile.labels_at_landing:
+            flight = flight._replace(version=self._weights.version)
+        ended = self._scheduler.record(events, sample, flight)
         for request in ended:
             del self._requests[request.id]
         self._complete_pause(events)
@@ -239,17 +255,25 @@ class EngineModel:
             case Abort():
                 return self._abort(operation, events)
             case Pause():
-                return self._take_up_pause(op, operation, events)
+                self._refuse_wait(operation.mode)
+                return self._take_up_pause(PauseCall(op, operation.mode, operation.clear_cache), events)
             case Resume():
                 return self._resume(events)
             case IsPaused():
                 return {"is_paused": self._pause.mode is not None}
             case ResetPrefixCache():
                 return self._reset_prefix_cache(events)
+            case Sleep():
+                return self._take_up_sleep(op, operation, events)
+            case WakeUp():
+                return self._wake_up(operation, events)
+            case IsSleeping():
+                return {"is_sleeping": self._sleep.level is not None}
             case StartWeightUpdate():
                 return self._start_weight_update(operation, events)
             case UpdateWeights():
-                self._weights.receive(operation.part, operation.of, fails=operation.fails, events=events)
+                spoilt = _spoilt(operation.source)
+                self._weights.receive(operation.part, operation.of, spoilt=spoilt, fails=operation.fails, events=events)
                 return {"status": "updated"}
             case FinishWeightUpdate():
                 return self._finish_weight_update(operation, events)
@@ -282,24 +306,60 @@ class EngineModel:
         self._end_aborted(requests, events)
         return {"aborted": len(requests)}
 
-    def _take_up_pause(self, op: int, pause: Pause, events: list[Event]) -> None:
-        if pause.mode == "wait" and self._live():
-            if self._out_of_service:
-                raise Refused("out-of-service", f"{self._weights.failure}: nothing can run; abort, or finish a full update first")
-            if self._weights.session is not None and self._profile.weights_need_pause:
-                raise Refused("conflict", "a weight session is open: nothing can run to its end, finish the session first")
-        for call in self._pause.take_up(PauseCall(op, pause.mode, pause.clear_cache)):
-            events.append(_superseded(call, "pause(keep)"))
+    def _refuse_wait(self, mode: Mode) -> None:
+        """A `wait` where what it waits for cannot run."""
+        if mode != "wait" or not self._live():
+            return
+        if self._out_of_service:
+            raise Refused("out-of-service", f"{self._weights.failure}: nothing can run; abort, or finish a full update first")
+        if self._weights.session is not None and self._profile.weights_need_pause:
+            raise Refused("conflict", "a weight session is open: nothing can run to its end, finish the session first")
+        if self._sleep.level is not None:
+            raise Refused("conflict", "the engine sleeps: nothing can run to its end, wake it up first")
+
+    def _take_up_pause(self, call: PauseCall, events: list[Event], *, joins: bool = False) -> None:
+        """A call that `joins` wants the mode that is in force, and does nothing to requests."""
+        for superseded in self._pause.take_up(call):
+            events.append(_superseded(superseded, str(call)))
         apart = self._profile.pauses_meet == "apart"
-        events.append(PausePending(mode=pause.mode, clear_cache=pause.clear_cache if apart else self._pause.clear_cache))
-        if pause.mode == "abort":
+        events.append(PausePending(mode=call.mode, clear_cache=call.clear_cache if apart else self._pause.clear_cache))
+        if joins:
+            return
+        if call.mode == "abort":
             self._end_aborted(self._live(), events)
-        elif pause.mode == "wait":
+        elif call.mode == "wait":
             self._scheduler.unpark()
+
+    def _take_up_sleep(self, op: int, sleep: Sleep, events: list[Event]) -> None:
+        joins = sleep.mode is None and self._pause.mode is not None
+        mode = sleep.mode or self._pause.mode or "abort"
+        if not joins:
+            self._refuse_wait(mode)
+        if self._weights.session is not None:
+            raise Refused("conflict", "a weight session is open: finish it before sleeping")
+        self._take_up_pause(PauseCall(op, mode, sleep.level >= 1, sleep.level), events, joins=joins)
+
+    def _wake_up(self, wake: WakeUp, events: list[Event]) -> Answer:
+        level = self._sleep.level
+        woken = self._sleep.wake(wake.tags)
+        if woken is not None:
+            events.append(Awake(tags=self._sleep.tags))
+            if level == DROPPED and "weights" in woken:
+                self._weights.drop()
+            self._end_pause_of_sleep(events)
+        return {"status": "awake" if self._sleep.level is None else "sleeping"}
+
+    def _end_pause_of_sleep(self, events: list[Event]) -> None:
+        """Once all is awake and `resume` would not be refused, a pause that nobody but `sleep` made is over."""
+        forbidden = self._weights.session is not None or self._out_of_service
+        if self._pause.effective and not self._pause.asked and self._sleep.level is None and not forbidden:
+            self._resume(events)
 
     def _resume(self, events: list[Event]) -> Answer:
         if self._weights.session is not None and self._profile.weights_need_pause:
             raise Refused("conflict", "a weight session is open: call finish_weight_update before resume")
+        if self._sleep.level is not None:
+            raise Refused("conflict", "the engine sleeps: call wake_up before resume")
         if self._out_of_service:
             raise Refused("out-of-service", f"{self._weights.failure}: finish a full update before resume")
         if self._pause.mode is not None:
@@ -320,6 +380,8 @@ class EngineModel:
         self._expect_pause("start_weight_update", allow_unpaused=start.allow_unpaused)
         if self._pause.calls and self._profile.weights_need_pause:
             raise Refused("conflict", "a pause is pending: start_weight_update once it has returned")
+        if "weights" in self._sleep.tags:
+            raise Refused("conflict", "the weights sleep: wake them up before start_weight_update")
         self._weights.start(fails=start.fails, events=events)
         return {"status": "started"}
 
@@ -328,11 +390,16 @@ class EngineModel:
         self._weights.finish(finish.version, fails=finish.fails, events=events)
         if was_out_of_service and self._pause.mode is None:
             self._let_in_late_requests(events)
+        self._end_pause_of_sleep(events)
         return {"status": "finished", "weight_version": self._weights.version}
 
     def _swap_weights(self, swap: SwapWeights, events: list[Event]) -> Answer:
         self._start_weight_update(StartWeightUpdate(), events)
-        self._weights.receive(1, 1, fails=swap.fails, events=events)
+        try:
+            self._weights.receive(1, 1, spoilt=_spoilt(swap.source), fails=swap.fails, events=events)
+        except Refused:
+            self._weights.abandon()
+            raise
         return self._finish_weight_update(FinishWeightUpdate(version=swap.version), events)
 
     def _update_weight_version(self, update: UpdateWeightVersion, events: list[Event]) -> Answer:
@@ -355,7 +422,18 @@ class EngineModel:
                 events.append(PauseEffective(mode=takes_effect, clear_cache=clear_cache))
                 takes_effect = None
             for call in calls:
-                events.append(Returned(op=call.op, answer={"status": "paused"}, error=None))
+                if call.level is None:
+                    events.append(Returned(op=call.op, answer={"status": "paused"}, error=None))
+            self._fall_asleep([call for call in calls if call.level is not None], events)
+
+    def _fall_asleep(self, calls: Sequence[PauseCall], events: list[Event]) -> None:
+        """The pause of these sleep calls is effective."""
+        if not calls:
+            return
+        level = self._sleep.fall(max(call.level or 0 for call in calls))
+        events.append(Asleep(level=level, tags=self._sleep.tags))
+        for call in calls:
+            events.append(Returned(op=call.op, answer={"status": "sleeping"}, error=None))
 
     def _let_in_late_requests(self, events: list[Event]) -> None:
         """Scheduling goes on: nobody is parked any more, and blocked ones are accepted, in order."""
@@ -450,5 +528,10 @@ def _sampling_flaw(submit: Submit) -> str | None:
     return None
 
 
+def _spoilt(source: WeightSource) -> int | None:
+    """Which tensor of a part is bad, if one is."""
+    return None if source.spoil is None else source.spoil.tensor
+
+
 def _superseded(call: PauseCall, by: str) -> Returned:
-    return Returned(op=call.op, answer=None, error=Failure("superseded", f"{by} came before this pause({call.mode}) was effective"))
+    return Returned(op=call.op, answer=None, error=Failure("superseded", f"{by} came before this {call} was effective"))

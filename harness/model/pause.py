@@ -1,4 +1,4 @@
-"""Pause calls and how they meet (contract, section 1).
+"""Pause calls and how they meet (contract, section 1). A sleep call is a pause call that has more to do once it is effective.
 
 A pause is *pending* from the moment that a call is taken up until the engine is quiet,
 then *effective* until resume. Several calls may be pending together; the newest says the mode.
@@ -12,11 +12,16 @@ from harness.operations import Mode
 
 
 class PauseCall(NamedTuple):
-    """A pause call that has not returned."""
+    """A pause or sleep call that has not returned."""
 
     op: int
     mode: Mode
     clear_cache: bool
+    level: int | None = None
+    """How deep to sleep; None: it is a pause call."""
+
+    def __str__(self) -> str:
+        return f"pause({self.mode})" if self.level is None else f"sleep({self.level}, {self.mode})"
 
 
 class Completion(NamedTuple):
@@ -29,12 +34,14 @@ class Completion(NamedTuple):
 class PauseState:
     """None of `mode`: not paused."""
 
-    __slots__ = ("_apart", "calls", "mode")
+    __slots__ = ("_apart", "asked", "calls", "mode")
 
     def __init__(self, *, meet: Literal["merged", "apart"] = "merged") -> None:
         self._apart = meet == "apart"
         self.mode: Mode | None = None
         self.calls: list[PauseCall] = []
+        self.asked = False
+        """Some pause call asked for this pause; otherwise only sleep did, and it ends when all is awake."""
 
     @property
     def effective(self) -> bool:
@@ -46,12 +53,18 @@ class PauseState:
         return any(call.clear_cache for call in self.calls)
 
     def take_up(self, call: PauseCall) -> list[PauseCall]:
-        """A call comes in, over pending ones or not. Returns those that it supersedes: `keep` freezes what a `wait` waits for."""
+        """A call comes in, over pending ones or not. Returns those that it supersedes: `keep` freezes what a `wait` waits for.
+
+        A `wait` over which an `abort` came has nobody left to wait for: it is a part of the abort, and a `keep` joins that.
+        """
         freezes = call.mode == "keep" and not self._apart
         superseded = [pending for pending in self.calls if pending.mode == "wait"] if freezes else []
         self.calls = [pending for pending in self.calls if pending not in superseded]
+        if call.mode == "abort" and not self._apart:
+            self.calls = [pending._replace(mode="abort") for pending in self.calls]
         self.calls.append(call)
         self.mode = call.mode
+        self.asked = self.asked or call.level is None
         return superseded
 
     def complete(self) -> list[Completion]:
@@ -64,7 +77,7 @@ class PauseState:
 
     def end(self) -> list[PauseCall]:
         """Resume. Returns the calls that it supersedes; calls that meet apart stay pending."""
-        self.mode = None
+        self.mode, self.asked = None, False
         superseded: list[PauseCall] = []
         if not self._apart:
             superseded, self.calls = self.calls, []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Literal, NamedTuple
 
 
@@ -60,6 +61,10 @@ class BlockPool:
             self.references[block] = 1
             self.epochs[block] = []
         return Taken(blocks, evicted)
+
+    def next_evicted(self, count: int) -> list[tuple[int, int]]:
+        """(block, label) of those that `take(count)` would take a label from, in the same order."""
+        return [(block, label) for block in islice(self.free, count) if (label := self.labels[block]) is not None]
 
     def release(self, blocks: Sequence[int]) -> Released:
         """R6: one reference less for each; blocks left without any go to the free queue, a request's last block first."""

@@ -55,6 +55,10 @@ class Profile:
     """A failure after a session's first byte closes the session and takes the engine out of service. False (vLLM): a failed
     update closes the session, a failed finish leaves it open, and either way half-new weights go on serving."""
 
+    labels_at_landing: bool = False
+    """A token is labelled with the version that is resident when its step lands (vLLM), not when it was launched: another one
+    if the label was changed meanwhile, which only asynchronous scheduling leaves time for."""
+
     reports_spans: bool = True
     """A finished request reports which output tokens which version sampled (vLLM: from 0.32 on)."""
 
@@ -85,6 +89,7 @@ VLLM_0_33 = Profile(
     reset_preempts_frozen=False,
     weights_need_pause=False,
     failed_update_stops=False,
+    labels_at_landing=True,
 )
 VLLM_0_32 = replace(VLLM_0_33, name="vllm-0.32", late_requests="queue")
 VLLM_0_31 = replace(VLLM_0_32, name="vllm-0.31", reports_spans=False)
@@ -92,7 +97,7 @@ VLLM_0_30 = replace(VLLM_0_31, name="vllm-0.30", lone_request_uncut=False)
 VLLM_0_29 = replace(VLLM_0_30, name="vllm-0.29")
 VLLM_0_28 = replace(VLLM_0_29, name="vllm-0.28")
 VLLM_0_27 = replace(VLLM_0_28, name="vllm-0.27", uncached_freed_to="tail")
-VLLM_0_26 = replace(VLLM_0_27, name="vllm-0.26")
+VLLM_0_26 = replace(VLLM_0_27, name="vllm-0.26", uncached_freed_to="head")
 
 PROFILES = (CAESURA, VLLM_0_26, VLLM_0_27, VLLM_0_28, VLLM_0_29, VLLM_0_30, VLLM_0_31, VLLM_0_32, VLLM_0_33)
 """Every profile that a log can name. vLLM's differ from version to version in what docs/vllm.md lists."""

@@ -1,6 +1,6 @@
 """Queues, token budget, chunked prefill, preemption: who computes what in a step.
 
-Scheduler rules R3 and R8 to R25, on a `BlockPool`. The scheduler knows of pauses only
+Scheduler rules R3 and R8 to R25, on a `BlockPool` and, where there is one, a `HostTier`. The scheduler knows of pauses only
 what concerns it: whether it may admit, how many tokens it may schedule, and which waiting
 requests are parked.
 """
@@ -8,7 +8,7 @@ requests are parked.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from harness.events import (
     Admitted,
@@ -22,6 +22,8 @@ from harness.events import (
     Freed,
     Hit,
     Landed,
+    Loaded,
+    Offloaded,
     Output,
     Preempted,
     Sampled,
@@ -29,6 +31,7 @@ from harness.events import (
     Stored,
 )
 from harness.model.flight import Flight
+from harness.model.host import Content, HostTier
 from harness.model.labels import ContentLabels
 from harness.model.pool import BlockPool
 from harness.model.profile import Profile
@@ -67,6 +70,7 @@ class Scheduler:
         "_seats",
         "_step_tokens",
         "_threshold",
+        "host",
         "pool",
         "running",
         "unreported",
@@ -87,6 +91,7 @@ class Scheduler:
         self._labels = ContentLabels()
         unlabelled_to = "head" if shape.prefix_caching else profile.uncached_freed_to
         self.pool = BlockPool(shape.num_blocks, block_size=shape.block_size, unlabelled_to=unlabelled_to)
+        self.host = HostTier(shape.host_blocks)
         self.running: list[Request] = []
         """In order of admission."""
         self.waiting: deque[Request] = deque()
@@ -172,18 +177,19 @@ class Scheduler:
         size = self._block_size
         while draft.left > 0 and self.waiting and not self.waiting[0].parked and len(self.running) < self._seats:
             request = self.waiting[0]
-            hits = self._cached_prefix(request)
+            hits, copies = self._cached_prefix(request)
             # R11 (a): the whole sequence must fit. (b), that this step's part of it fits, follows: the part is no longer.
             wanted = -(-len(request.tokens) // size) - len(hits)
             if wanted + self.pool.idle_among(hits) > len(self.pool.free):
                 return
             self.waiting.popleft()
             self.running.append(request)
-            request.status, request.computed = "running", len(hits) * size
+            request.status, request.computed = "running", (len(hits) + len(copies)) * size
             admitted = Admitted(request=request.id, life=request.num_preemptions + 1, computed=request.computed)
             count = min(len(request.tokens) - request.computed, draft.limit, draft.left)
             self._claim(request, hits, draft.events)
-            self._take(request, -(-(request.computed + count) // size) - len(hits), draft.events)
+            self._take(request, -(-(request.computed + count) // size) - len(hits), draft.events, loading=copies)
+            self._load(request, copies, request.blocks[len(hits) :], draft.events)
             self._schedule(request, count, draft)
             draft.events.append(admitted)
 
@@ -294,25 +300,33 @@ class Scheduler:
             self.preempt(self.running[-1], by=None, events=events)
         self.pool.clear()
         events.append(Cleared(tier="device", success=True, empty=True))
+        if self.host.num_slots:
+            self.host.clear()
+            events.append(Cleared(tier="host", success=True, empty=True))
 
     # Blocks.
 
-    def _cached_prefix(self, request: Request) -> list[int]:
-        """R9: the longest run of cached blocks from its first; at least one token is left to compute."""
-        if not self._caching:
-            return []
+    def _cached_prefix(self, request: Request) -> tuple[list[int], list[int]]:
+        """R9: the longest run of cached blocks from its first, then that of host slots with copies of those that follow;
+        at least one token is left to compute."""
         hits: list[int] = []
+        copies: list[int] = []
+        if not self._caching:
+            return hits, copies
         for index in range((len(request.tokens) - 1) // self._block_size):
             if index == len(request.labels):
                 label = self._labels.find(request.parent(index), request.block_tokens(index, self._block_size))
                 if label is None:
                     break
                 request.labels.append(label)
-            block = self.pool.find(request.labels[index])
-            if block is None:
+            label = request.labels[index]
+            if not copies and (block := self.pool.find(label)) is not None:
+                hits.append(block)
+            elif (slot := self.host.find(label)) is not None:
+                copies.append(slot)
+            else:
                 break
-            hits.append(block)
-        return hits
+        return hits, copies
 
     def _claim(self, request: Request, hits: list[int], events: list[Event]) -> None:
         if not hits:
@@ -322,10 +336,37 @@ class Scheduler:
         request.published = len(hits)
         events.append(Hit(request=request.id, blocks=tuple(hits)))
 
-    def _take(self, request: Request, count: int, events: list[Event]) -> None:
+    def _take(self, request: Request, count: int, events: list[Event], *, loading: Sequence[int] = ()) -> None:
+        """R5: `count` blocks more; into the first of them the host slots `loading` will be read."""
+        lost: dict[int, Content] = {}
+        if self.host.num_slots:
+            lost = {block: Content(label, tuple(self.pool.epochs[block])) for block, label in self.pool.next_evicted(count)}
         blocks, evicted = self.pool.take(count)
         request.blocks += blocks
         events.append(Allocated(request=request.id, blocks=blocks, evicted=evicted))
+        if lost:
+            self._offload(lost, loading, events)
+
+    def _offload(self, lost: dict[int, Content], loading: Sequence[int], events: list[Event]) -> None:
+        """Copy to the host what is neither there nor left on the device."""
+        copied: list[tuple[int, int]] = []
+        for block, content in lost.items():
+            if self.pool.find(content.label) is not None or self.host.find(content.label) is not None:
+                continue
+            slot = self.host.keep(content, sparing=loading)
+            if slot is not None:
+                copied.append((block, slot))
+        if copied:
+            events.append(Offloaded(blocks=tuple(copied)))
+
+    def _load(self, request: Request, copies: Sequence[int], blocks: Sequence[int], events: list[Event]) -> None:
+        """Read host slots into the first of these blocks of the request."""
+        if not copies:
+            return
+        loaded = tuple(zip(copies, blocks, strict=False))
+        for slot, block in loaded:
+            self.pool.epochs[block] = list(self.host.load(slot).epochs)
+        events.append(Loaded(request=request.id, blocks=loaded))
 
     def _publish(self, request: Request, end: int, events: list[Event]) -> None:
         """R8: its blocks that are full once tokens up to `end`, all known, are computed by launched steps or the one at hand."""

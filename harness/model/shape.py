@@ -52,3 +52,8 @@ class Shape(Protocol):
     def async_scheduling(self) -> bool:
         """Whether one step is in flight while the next is scheduled and launched."""
         ...
+
+    @property
+    def host_blocks(self) -> int:
+        """Slots of the host tier that keeps evicted blocks; 0: there is none."""
+        ...

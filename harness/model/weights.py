@@ -12,6 +12,7 @@ from harness.events import Committed, Event, PartReceived, UpdateFailed, UpdateS
 from harness.model.refusal import Refused
 
 _BROKEN = "the source broke (`fails: true`)"
+_REFUSED = "a tensor was refused (`spoil`)"
 
 
 class Session:
@@ -58,14 +59,19 @@ class Weights:
         self.session = Session()
         events.append(UpdateStarted())
 
-    def receive(self, part: int, of: int, *, fails: bool, events: list[Event]) -> None:
+    def receive(self, part: int, of: int, *, spoilt: int | None, fails: bool, events: list[Event]) -> None:
+        """A part comes in, tensor by tensor: `spoilt` says which of them, counted from 0, is bad; if it `fails`, the source
+        breaks after the first."""
         session = self._open_session("update_weights")
         if self._counts_parts and session.of not in (None, of):
             raise Refused("invalid", f"got part {part} of {of}, expected a part of {session.of} as before in this session")
+        if spoilt == 0 and not session.wrote:
+            events.append(UpdateFailed(phase="update", wrote=False, why=_REFUSED))
+            raise Refused("failed", f"update_weights: {_REFUSED}; nothing was written, the session stays open")
         if not session.wrote:
             self.epoch += 1
-        if fails:
-            self._break("update", events)
+        if fails or spoilt is not None:
+            self._break("update", _REFUSED if spoilt == 0 or not fails else _BROKEN, events)
         session.of = of
         session.parts |= 1 << (part - 1)
         events.append(PartReceived(part=part, of=of, tensors=0, bytes=0))
@@ -77,7 +83,7 @@ class Weights:
         if self._counts_parts and session.of is not None and not session.wrote_all:
             raise Refused("conflict", f"not all {session.of} parts were sent: send the others before finish")
         if fails and session.wrote and self._failure_stops:
-            self._break("finish", events)
+            self._break("finish", _BROKEN, events)
         if fails:
             events.append(UpdateFailed(phase="finish", wrote=session.wrote, why=_BROKEN))
             raise Refused("failed", f"finish_weight_update: {_BROKEN}; the session stays open")
@@ -86,16 +92,24 @@ class Weights:
         self.version = self.version if version is None else version
         events.append(Committed(version=self.version))
 
+    def abandon(self) -> None:
+        """The session is over, nothing was written."""
+        self.session = None
+
+    def drop(self) -> None:
+        """What lies in memory is not weights any more: nothing may be sampled until a full update succeeds."""
+        self.failure = "sleep at level 2 dropped the weights"
+
     def _open_session(self, verb: str) -> Session:
         if self.session is None:
             raise Refused("conflict", f"{verb} without a weight session: call start_weight_update first")
         return self.session
 
-    def _break(self, phase: Literal["update", "finish"], events: list[Event]) -> None:
+    def _break(self, phase: Literal["update", "finish"], why: str, events: list[Event]) -> None:
         """A failure after the first byte: nothing may be sampled until a full update succeeds."""
         self.session = None
-        events.append(UpdateFailed(phase=phase, wrote=True, why=_BROKEN))
+        events.append(UpdateFailed(phase=phase, wrote=True, why=why))
         if not self._failure_stops:
-            raise Refused("failed", f"a weight update failed half-way, in {phase}: {_BROKEN}; what was written is served")
+            raise Refused("failed", f"a weight update failed half-way, in {phase}: {why}; what was written is served")
         self.failure = f"a weight update failed half-way, in {phase}"
-        raise Refused("failed", f"{self.failure}: {_BROKEN}; the engine is out of service until a full update succeeds")
+        raise Refused("failed", f"{self.failure}: {why}; the engine is out of service until a full update succeeds")

@@ -7,13 +7,15 @@ from what stands above: event numbers, operation ids, step numbers, output posit
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from harness.events import (
     SCHEMA,
     Accepted,
     Admitted,
     Allocated,
+    Asleep,
+    Awake,
     Blocked,
     Called,
     Cleared,
@@ -42,11 +44,26 @@ from harness.events import (
     Sampled,
     Scheduled,
     Stored,
+    Tag,
     UpdateStarted,
     VersionSpan,
 )
 from harness.invariants import judge
-from harness.operations import Abort, Operation, Pause, Prompt, ResetPrefixCache, Resume, Submit, SwapWeights, WeightSource, to_data
+from harness.operations import (
+    Abort,
+    Level,
+    Operation,
+    Pause,
+    Prompt,
+    ResetPrefixCache,
+    Resume,
+    Sleep,
+    Submit,
+    SwapWeights,
+    WakeUp,
+    WeightSource,
+    to_data,
+)
 from harness.verdict import Judgement, Violation
 
 NEW_WEIGHTS = WeightSource(original=True)
@@ -64,6 +81,7 @@ class Timeline:
         max_model_len: int = 32,
         device: str = "none",
         eos: tuple[int, ...] = (),
+        host_blocks: int = 0,
     ) -> None:
         self.entries: list[Entry] = []
         self._op = 0
@@ -72,6 +90,7 @@ class Timeline:
         self._delivered: dict[str, int] = {}
         self._prompts: dict[str, int] = {}
         engine: dict[str, Any] = {"num_blocks": num_blocks, "block_size": block_size, "max_model_len": max_model_len}
+        engine["host_blocks"] = host_blocks
         self.add(
             Opened(
                 schema=SCHEMA,
@@ -135,8 +154,9 @@ class Timeline:
         """Taken up and pending; `effective` completes it."""
         return self.take_up(Pause(mode=mode, clear_cache=clear_cache)).add(PausePending(mode=mode, clear_cache=clear_cache))
 
-    def cleared(self) -> Self:
-        return self.add(Cleared(tier="device", success=True, empty=True))
+    def cleared(self, *tiers: Literal["device", "host"]) -> Self:
+        """By default the device."""
+        return self.add(*(Cleared(tier=tier, success=True, empty=True) for tier in tiers or ("device",)))
 
     def effective(self, mode: Mode, *, clear_cache: bool = False, ops: Iterable[int] | None = None) -> Self:
         """Takes effect, and the calls `ops` return (by default the last)."""
@@ -148,12 +168,31 @@ class Timeline:
     def resume(self) -> Self:
         return self.take_up(Resume()).add(Resumed()).answer({"status": "resumed"})
 
+    def sleep(self, level: Level = 1, mode: Mode | None = None, *, acting: Mode = "keep") -> Self:
+        """Taken up and pending, in the mode `acting` if it names none; `falls_asleep` completes it."""
+        clear_cache = level >= 1
+        return self.take_up(Sleep(level=level, mode=mode)).add(PausePending(mode=mode or acting, clear_cache=clear_cache))
+
+    def falls_asleep(self, level: Level = 1, mode: Mode = "keep") -> Self:
+        """Its pause takes effect, memory is given back, and the last call returns."""
+        self.add(PauseEffective(mode=mode, clear_cache=level >= 1))
+        return self.add(Asleep(level=level, tags=("kv_cache", "weights") if level else ())).answer({"status": "sleeping"})
+
+    def wake_up(self, *, left: tuple[Tag, ...] = (), tags: tuple[Tag, ...] | None = None, resumed: bool = False) -> Self:
+        """`left`: what is still asleep then; `resumed`: it ends the pause."""
+        self.take_up(WakeUp(tags=tags)).add(Awake(tags=left))
+        if resumed:
+            self.add(Resumed())
+        return self.answer({"status": "sleeping" if left else "awake"})
+
     def reset(self) -> Self:
         return self.take_up(ResetPrefixCache()).cleared().answer({"status": "reset"})
 
-    def swap(self, version: str) -> Self:
+    def swap(self, version: str, *, checksum: str = "") -> Self:
+        """With a `checksum`, it is what was sent and what lies in memory."""
         self.take_up(SwapWeights(source=NEW_WEIGHTS, version=version))
-        self.add(UpdateStarted(), PartReceived(part=1, of=1, tensors=1, bytes=4), Committed(version=version))
+        committed = Committed(version=version, sent=checksum, resident=(checksum,) if checksum else ())
+        self.add(UpdateStarted(), PartReceived(part=1, of=1, tensors=1, bytes=4), committed)
         return self.answer({"status": "finished", "weight_version": version})
 
     # Scheduling.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from harness.events import (
+    Asleep,
+    Awake,
     Cleared,
     Committed,
     Event,
@@ -193,8 +195,10 @@ def test_a_call_is_answered_once():
 
 
 UNASKED: list[tuple[Event, str, str]] = [
-    (Resumed(), "resumed", "resume"),
-    (PausePending(mode="keep", clear_cache=False), "paused", "pause"),
+    (Resumed(), "resumed", "resume or wake_up or finish_weight_update or swap_weights"),
+    (PausePending(mode="keep", clear_cache=False), "paused", "pause or sleep"),
+    (Asleep(level=1, tags=("kv_cache", "weights")), "fell asleep", "sleep"),
+    (Awake(tags=()), "woke up", "wake_up"),
     (UpdateStarted(), "opened a weight session", "start_weight_update or swap_weights"),
     (PartReceived(part=1, of=1, tensors=1, bytes=4), "wrote weights", "update_weights or swap_weights"),
     (Committed(version="v2"), "committed v2", "finish_weight_update or swap_weights"),

@@ -111,7 +111,7 @@ def test_no_forward_over_half_new_weights():
 def test_no_forward_after_an_update_that_failed():
     log = failed(sent(open_session(frozen()), 1, 2))
     violation = log.launch(("r1", 2, 1)).violation(ID)
-    assert violation.sentence == "step 2 runs on weights that a failed update left"
+    assert violation.sentence == "step 2 runs on weights that nothing may be sampled from"
     assert [cause.what for cause in violation.cause] == ["first byte of epoch 1", "update failed"]
 
 

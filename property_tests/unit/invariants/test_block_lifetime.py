@@ -166,7 +166,11 @@ def test_no_position_is_left_out():
 def test_kv_that_was_not_hit_does_not_count_as_computed():
     log = Timeline().submit("r1", PROMPT).add(Allocated(request="r1", blocks=(0, 1), evicted=()))
     log.add(Admitted(request="r1", life=1, computed=4))
-    assert said(log.violation(ID)) == ("r1 was admitted with KV that it did not hit", "at most 0 tokens, from 0 hits", "4 tokens computed")
+    assert said(log.violation(ID)) == (
+        "r1 was admitted with KV that it neither hit nor loaded",
+        "at most 0 tokens, from 0 blocks",
+        "4 tokens computed",
+    )
 
 
 def test_a_hit_stands_for_the_requests_own_tokens():

@@ -24,7 +24,7 @@ def test_a_second_keep_preempts_nobody():
     log = frozen().take_up(Pause(mode="keep", clear_cache=False))
     violation = log.add(Preempted(request="r1", by=None), Freed(request="r1", head=(0,), tail=())).violation(ID)
     assert said(violation) == (
-        "a pause(keep) of a paused engine preempted r1",
+        "a pause by keep of a paused engine preempted r1",
         "nothing changed but the mode",
         "preempted r1",
     )
@@ -33,7 +33,7 @@ def test_a_second_keep_preempts_nobody():
 
 def test_a_second_keep_ends_nobody():
     log = frozen().take_up(Pause(mode="keep", clear_cache=False)).finish("r1", "abort", head=(0,))
-    assert log.violation(ID).sentence == "a pause(keep) of a paused engine ended r1"
+    assert log.violation(ID).sentence == "a pause by keep of a paused engine ended r1"
 
 
 def test_a_second_keep_may_clear_if_it_asks_for_that():

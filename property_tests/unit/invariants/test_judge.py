@@ -13,7 +13,7 @@ from .logs import Timeline
 
 def good() -> Timeline:
     log = Timeline().submit("r1", [20, 21], max_tokens=2).admit("r1", [0]).step(("r1", 0, 2), r1=7)
-    log.pause("keep").effective("keep").swap("v2").resume().launch(("r1", 2, 1)).land(r1=8)
+    log.pause("keep").effective("keep").swap("v2", checksum="5f3a").resume().launch(("r1", 2, 1)).land(r1=8)
     log.finish("r1", spans=[("default", 0, 1), ("v2", 1, 2)], head=(0,)).deliver(r1="length")
     return log.add(Reference(request="r1", nth=1, kind="mixed", first=0, tokens=(7, 8))).close()
 
@@ -50,6 +50,7 @@ def test_a_schedule_log_says_nothing_of_blocks():
         "cache-epoch",
         "golden",
         "reset-truth",
+        "weight-equality",
     ]
     assert {judgement.status for judgement in judgements} == {"holds", "not-checkable"}
 

@@ -62,7 +62,7 @@ def test_nothing_runs_out_of_service():
     log.add(UpdateFailed(phase="update", wrote=True, why="broke")).refuse("failed").step(("r1", 2, 1), r1=8)
     violation = log.violation(STEP)
     assert said(violation) == ("step 2 was launched while out of service", "no forward before a full update succeeds", "a step of [r1]")
-    assert [(cause.seq, cause.what) for cause in violation.cause] == [(log.last(UpdateFailed), "first byte of the update that failed")]
+    assert [(cause.seq, cause.what) for cause in violation.cause] == [(log.last(UpdateFailed), "update failed")]
 
 
 def test_a_full_update_brings_steps_back():

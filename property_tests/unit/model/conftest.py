@@ -10,7 +10,7 @@ import pytest
 
 from harness.events import Event, Failure, Returned
 from harness.model import CAESURA, EngineModel, Profile
-from harness.operations import Abort, Operation, Pause, Prompt, Resume, Submit, SwapWeights, WeightSource
+from harness.operations import Abort, Operation, Pause, Prompt, Resume, Sleep, Submit, SwapWeights, WakeUp, WeightSource
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +26,7 @@ class Shape:
     long_prefill_token_threshold: int = 0
     late_requests: Literal["queue", "reject", "block"] = "queue"
     async_scheduling: bool = False
+    host_blocks: int = 0
 
 
 class Conversation:
@@ -50,6 +51,12 @@ class Conversation:
 
     def resume(self) -> list[Event]:
         return self.call(Resume())
+
+    def sleep(self, level: Literal[0, 1, 2] = 1, mode: Literal["abort", "wait", "keep"] | None = None) -> list[Event]:
+        return self.call(Sleep(level=level, mode=mode))
+
+    def wake_up(self, *tags: Literal["kv_cache", "weights"]) -> list[Event]:
+        return self.call(WakeUp(tags=tags or None))
 
     def swap(self, version: str | None = None, **fields: Any) -> list[Event]:
         return self.call(SwapWeights(source=WeightSource(original=True), version=version, **fields))

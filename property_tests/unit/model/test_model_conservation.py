@@ -18,16 +18,20 @@ from harness.operations import (
     Prompt,
     ResetPrefixCache,
     Resume,
+    Sleep,
+    Spoil,
     StartWeightUpdate,
     Step,
     Submit,
     SwapWeights,
     UpdateWeights,
+    WakeUp,
     WeightSource,
 )
 from harness.state import EngineState
 
 SOURCE = WeightSource(original=True)
+SPOILT = [WeightSource(original=True, spoil=Spoil(tensor=tensor, how="nan")) for tensor in (0, 1)]
 UNCHANGED = ("invalid", "conflict", "rejected", "out-of-service")
 """Codes of refusals that change nothing."""
 IDS = st.sampled_from([f"r{index}" for index in range(6)])
@@ -53,7 +57,13 @@ operations = st.one_of(
     st.builds(lambda mode, clear: Pause(mode=mode, clear_cache=clear), st.sampled_from(["abort", "wait", "keep", "keep"]), st.booleans()),
     st.just(Resume()),
     st.just(ResetPrefixCache()),
-    st.builds(lambda fails: SwapWeights(source=SOURCE, version="v", fails=fails), st.sampled_from([False, False, True])),
+    st.builds(
+        lambda source, fails: SwapWeights(source=source, version="v", fails=fails),
+        st.sampled_from([SOURCE, SOURCE, *SPOILT]),
+        st.sampled_from([False, False, True]),
+    ),
+    st.builds(lambda level, mode: Sleep(level=level, mode=mode), st.integers(0, 2), st.sampled_from([None, "abort", "wait", "keep"])),
+    st.builds(lambda tags: WakeUp(tags=tags), st.sampled_from([None, None, ("weights",), ("kv_cache",)])),
     st.builds(lambda unpaused: StartWeightUpdate(allow_unpaused=unpaused), st.booleans()),
     st.builds(lambda part, fails: UpdateWeights(source=SOURCE, part=part, of=2, fails=fails), st.integers(1, 2), st.just(False)),
     st.just(FinishWeightUpdate()),
@@ -72,6 +82,7 @@ def shapes(draw):
         long_prefill_token_threshold = draw(st.sampled_from([0, 0, 3]))
         late_requests = draw(st.sampled_from(["queue", "reject", "block"]))
         async_scheduling = draw(st.booleans())
+        host_blocks = draw(st.sampled_from([0, 1, 3]))
 
     return Shape()
 
@@ -103,8 +114,12 @@ def check_queues(model: EngineModel, shape) -> None:
     assert len(state.running) <= shape.max_num_seqs
     if state.pause_mode and not state.pause_pending:
         assert not model.has_work()
-    if state.out_of_service:
+    if state.out_of_service or state.sleep_level is not None:
         assert not model.launch_due
+    if state.sleep_level is not None:
+        assert state.pause_mode is not None
+        assert not any(state.references) or state.sleep_level == 0
+    assert len(set(state.host)) == len(state.host) <= shape.host_blocks
 
 
 class Ledger:
@@ -168,13 +183,14 @@ def test_blocks_tokens_and_endings_are_conserved(shape, timeline):
             step()
 
     end = len(timeline)
-    for op, operation in enumerate((FinishWeightUpdate(), Pause(mode="keep"), SwapWeights(source=SOURCE), FinishWeightUpdate()), end):
+    back = (WakeUp(), FinishWeightUpdate(), Pause(mode="keep"), SwapWeights(source=SOURCE), FinishWeightUpdate())
+    for op, operation in enumerate(back, end):
         call(op, operation)
     if model.state().update_open:
-        for op, part in enumerate((1, 2), end + 4):
+        for op, part in enumerate((1, 2), end + 5):
             call(op, UpdateWeights(source=SOURCE, part=part, of=2))
-        call(end + 6, FinishWeightUpdate())
-    call(end + 7, Resume())
+        call(end + 7, FinishWeightUpdate())
+    call(end + 8, Resume())
     while model.has_work():
         step()
     state = model.state()

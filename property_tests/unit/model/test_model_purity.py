@@ -18,6 +18,7 @@ ALLOWED_MODULES = (
     "__future__",
     "collections",
     "collections.abc",
+    "itertools",
     "dataclasses",
     "typing",
     "harness.operations",
@@ -97,10 +98,10 @@ EPISODE = """
 from dataclasses import make_dataclass
 from harness.model import EngineModel
 from harness.model.symbolic import symbolic_token
-from harness.operations import Abort, Pause, Prompt, Resume, Submit, SwapWeights, WeightSource
+from harness.operations import Abort, Pause, Prompt, Resume, Sleep, Submit, SwapWeights, WakeUp, WeightSource
 
 fields = dict(block_size=4, num_blocks=6, max_model_len=24, max_num_seqs=3, max_num_batched_tokens=8,
-              prefix_caching=True, long_prefill_token_threshold=0, late_requests="queue", async_scheduling=True)
+              prefix_caching=True, long_prefill_token_threshold=0, late_requests="queue", async_scheduling=True, host_blocks=3)
 model = EngineModel(make_dataclass("Shape", fields)(**fields))
 choices = 20250101
 for op in range(300):
@@ -113,7 +114,10 @@ for op in range(300):
         Pause(mode=("abort", "wait", "keep")[choice % 3], clear_cache=choice % 2 == 0),
         SwapWeights(source=WeightSource(original=True), version=f"v{choice % 5}"),
         Resume(),
-    )[choice // 97 % 6]
+        Sleep(level=choice % 3),
+        WakeUp(),
+        WakeUp(),
+    )[choice // 97 % 9]
     print(*model.apply(op, operation), model.state(), sep="\\n")
     for _ in range(choice % 4):
         if model.launch_due:

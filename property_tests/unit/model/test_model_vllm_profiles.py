@@ -6,7 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from harness.events import Cleared, Failure, Finished, PauseEffective, PausePending, Received, Relabelled, Resumed, Returned, UpdateFailed
+from harness.events import (
+    Cleared,
+    Failure,
+    Finished,
+    PauseEffective,
+    PausePending,
+    Received,
+    Relabelled,
+    Resumed,
+    Returned,
+    UpdateFailed,
+    VersionSpan,
+)
 from harness.model import CAESURA, Profile
 from harness.operations import (
     FinishWeightUpdate,
@@ -20,6 +32,7 @@ from harness.operations import (
 APART = replace(CAESURA, name="apart", pauses_meet="apart")
 UNGUARDED = replace(CAESURA, name="unguarded", weights_need_pause=False)
 SERVES_ON = replace(CAESURA, name="serves on", failed_update_stops=False)
+LABELS_LATE = replace(CAESURA, name="labels late", labels_at_landing=True)
 FITTED = replace(CAESURA, name="fitted", fits_model_len_to_pool=True)
 SOURCE = WeightSource(original=True)
 PAUSED = {"status": "paused"}
@@ -198,7 +211,7 @@ def test_whether_a_finished_request_reports_its_spans(engine, reports):
 
 def test_what_changed_from_version_to_version():
     named = {version: Profile.named(f"vllm-0.{version}") for version in range(26, 34)}
-    assert [named[v].uncached_freed_to for v in (26, 27, 28)] == ["tail", "tail", "head"]
+    assert [named[v].uncached_freed_to for v in (26, 27, 28)] == ["head", "tail", "head"]
     assert [named[v].lone_request_uncut for v in (30, 31)] == [False, True]
     assert [named[v].reports_spans for v in (31, 32)] == [False, True]
     assert [named[v].late_requests for v in (32, 33)] == ["queue", "reject-unless-keep"]
@@ -207,3 +220,13 @@ def test_what_changed_from_version_to_version():
 def test_a_refusal_is_a_failure_in_words(engine):
     error = returned(engine(profile=SERVES_ON).call(FinishWeightUpdate()))[-1].error
     assert isinstance(error, Failure) and "call start_weight_update first" in error.message
+
+
+@pytest.mark.parametrize(("profile", "first_of_v2"), [(CAESURA, 2), (LABELS_LATE, 1)])
+def test_a_token_in_flight_is_labelled_by_its_launch_or_by_its_landing(engine, profile, first_of_v2):
+    engine = engine(profile=profile, async_scheduling=True)
+    engine.submit("r1", (1,), max_tokens=3)
+    engine.steps(2)  # the first token has landed, the second is in flight
+    engine.call(UpdateWeightVersion(version="v2", allow_unpaused=True))
+    finished = next(event for event in engine.drain() if isinstance(event, Finished))
+    assert finished.spans == (VersionSpan("default", 0, first_of_v2), VersionSpan("v2", first_of_v2, 3))

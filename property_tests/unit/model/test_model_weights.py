@@ -18,7 +18,7 @@ from harness.events import (
     VersionSpan,
     comparable,
 )
-from harness.operations import FinishWeightUpdate, StartWeightUpdate, UpdateWeights, UpdateWeightVersion, WeightSource
+from harness.operations import FinishWeightUpdate, Spoil, StartWeightUpdate, SwapWeights, UpdateWeights, UpdateWeightVersion, WeightSource
 
 SOURCE = WeightSource(original=True)
 
@@ -332,3 +332,35 @@ def test_while_paused_coming_back_into_service_leaves_the_parked(broken):
     assert broken.model.state().waiting[0].parked
     broken.resume()
     assert not broken.model.state().waiting[0].parked
+
+
+def spoilt(tensor: int) -> WeightSource:
+    return WeightSource(original=True, spoil=Spoil(tensor=tensor, how="nan"))
+
+
+def test_a_session_whose_first_tensor_is_refused_stays_open_and_has_written_nothing(paused, only, error):
+    paused.call(start())
+    before = paused.model.state()
+    events = paused.call(UpdateWeights(source=spoilt(0), part=1, of=2))
+    assert error(events) == "failed"
+    assert without_messages(only(events, UpdateFailed)) == [UpdateFailed(phase="update", wrote=False, why="")]
+    assert paused.model.state() == before and paused.model.epoch == 0
+    assert error(paused.call(part(1, 3))) is None, "the refused part did not fix the number of parts"
+
+
+@pytest.mark.parametrize(("written_before", "tensor"), [(False, 1), (True, 0)])
+def test_a_tensor_refused_after_others_takes_the_engine_out_of_service(paused, only, written_before, tensor):
+    paused.call(start())
+    if written_before:
+        paused.call(part(1, 2))
+    events = paused.call(UpdateWeights(source=spoilt(tensor), part=2, of=2))
+    assert without_messages(only(events, UpdateFailed)) == [UpdateFailed(phase="update", wrote=True, why="")]
+    state = paused.model.state()
+    assert state.out_of_service and not state.update_open and paused.model.epoch == 1
+
+
+def test_a_swap_whose_first_tensor_is_refused_leaves_no_session_open(paused, error):
+    before = paused.model.state()
+    assert error(paused.call(SwapWeights(source=spoilt(0), version="v2"))) == "failed"
+    assert paused.model.state() == before
+    assert error(paused.resume()) is None
