@@ -65,13 +65,12 @@ class OnePassModel(TiledModel):
     """All rows of a step in one pass, as many as there are."""
 
     @torch.inference_mode()
-    def logits(self, cache: KVCache, rows: Sequence[Rows]) -> torch.Tensor:
-        step = MaskedStep(cache, [Chunk(piece.first, piece.first + len(piece.token_ids), piece.blocks) for piece in rows])
-        token_ids = [token_id for piece in rows for token_id in piece.token_ids]
-        positions = [position for piece in rows for position in range(piece.first, piece.first + len(piece.token_ids))]
-        ends = torch.tensor([len(piece.token_ids) for piece in rows]).cumsum(0) - 1
+    def logits(self, cache: KVCache, token_ids: torch.Tensor, rows: Sequence[Rows]) -> torch.Tensor:
+        step = MaskedStep(cache, [Chunk(piece.first, piece.end, piece.blocks) for piece in rows])
+        positions = torch.tensor([position for piece in rows for position in range(piece.first, piece.end)])
+        ends = torch.tensor([piece.num_tokens for piece in rows]).cumsum(0) - 1
         kept = ends[[piece.num_logits > 0 for piece in rows]]
-        inputs = torch.tensor([token_ids, positions])
+        inputs = torch.stack([token_ids, positions])
         output = self.model(input_ids=inputs[:1], position_ids=inputs[1:], use_cache=False, logits_to_keep=kept, paged=step)
         return output.logits[0]
 
@@ -89,7 +88,13 @@ def cases() -> list[Case]:
 def request(index: int, first: int) -> Rows:
     """The tokens of a request from position `first` to the end of its context, in blocks of its own."""
     blocks = list(range(index * CONTEXT // BLOCK_SIZE, (index + 1) * CONTEXT // BLOCK_SIZE))
-    return Rows([(7 * position + index) % 500 for position in range(first, CONTEXT)], first, blocks, 1)
+    return Rows(CONTEXT - first, first, blocks, 1)
+
+
+def tokens_of(rows: Sequence[Rows]) -> torch.Tensor:
+    """Some token for each row, a function of its request and position alone."""
+    token_ids = [(7 * position + piece.blocks[0]) % 500 for piece in rows for position in range(piece.first, piece.end)]
+    return torch.tensor(token_ids)
 
 
 class Models:
@@ -118,17 +123,17 @@ class Models:
         for _ in range(ROUNDS):
             for way, model in self.ways.items():
                 began = time.process_time()
-                model.logits(self.cache, case.rows)
+                model.logits(self.cache, tokens_of(case.rows), case.rows)
                 times[way].append((time.process_time() - began) * 1e3)
         return {way: statistics.median(values[1:]) for way, values in times.items()}
 
     def equal(self, way: str) -> int:
         """Of 4 requests prefilled together, in chunks of 7 beside each other, how many have the bits that they have alone."""
         model, requests = self.ways[way], [request(index, 0) for index in range(4)]
-        alone = [model.logits(self.cache, [rows])[0] for rows in requests]
+        alone = [model.logits(self.cache, tokens_of([rows]), [rows])[0] for rows in requests]
         for first in range(0, CONTEXT, 7):
-            pieces = [rows._replace(token_ids=rows.token_ids[first : first + 7], first=first) for rows in requests]
-            together = model.logits(self.cache, pieces)
+            pieces = [rows._replace(num_tokens=min(7, CONTEXT - first), first=first) for rows in requests]
+            together = model.logits(self.cache, tokens_of(pieces), pieces)
         return sum(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
 
 

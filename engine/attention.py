@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
+
+from .device import to_device
+from .host_tier import BlockCopy
 
 IMPLEMENTATION = "caesura_paged"
 """Name under which the function is registered: the `attn_implementation` to load a model with."""
@@ -109,17 +112,50 @@ class KVCache:
 
     Attributes:
         keys, values: by layer, [num_blocks * block_size, kv_heads, head_dim or value_dim].
+        host_keys, host_values: those of the host tier, [host_blocks * block_size, ...], in pinned memory on CUDA.
     """
 
     def __init__(
-        self, layers: dict[int, LayerShape], *, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        layers: dict[int, LayerShape],
+        *,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        host_blocks: int = 0,
     ) -> None:
-        num_slots = num_blocks * block_size
+        def zeros(blocks: int, shape: tuple[int, int], **where: Any) -> torch.Tensor:
+            return torch.zeros(blocks * block_size, *shape, dtype=dtype, **where)
+
+        pinned = host_blocks > 0 and device.type == "cuda"
         self.device = device
-        self.keys = {layer: torch.zeros(num_slots, *shape.key, dtype=dtype, device=device) for layer, shape in layers.items()}
-        self.values = {layer: torch.zeros(num_slots, *shape.value, dtype=dtype, device=device) for layer, shape in layers.items()}
+        self.keys = {layer: zeros(num_blocks, shape.key, device=device) for layer, shape in layers.items()}
+        self.values = {layer: zeros(num_blocks, shape.value, device=device) for layer, shape in layers.items()}
+        self.host_keys = {layer: zeros(host_blocks, shape.key, pin_memory=pinned) for layer, shape in layers.items()}
+        self.host_values = {layer: zeros(host_blocks, shape.value, pin_memory=pinned) for layer, shape in layers.items()}
         self._block_size = block_size
         self._offsets = torch.arange(block_size)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All that lies on the device."""
+        return [*self.keys.values(), *self.values.values()]
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy blocks between the tiers, one after the other; on CUDA in the order of the stream, without waiting."""
+        for to, block, slot in copies:
+            here, there = self._rows(block), self._rows(slot)
+            for device, host in ((self.keys, self.host_keys), (self.values, self.host_values)):
+                for layer in device:
+                    ours, theirs = device[layer][here], host[layer][there]
+                    if to == "host":
+                        theirs.copy_(ours, non_blocking=True)
+                    else:
+                        ours.copy_(theirs, non_blocking=True)
+
+    def _rows(self, block: int) -> slice:
+        return slice(block * self._block_size, (block + 1) * self._block_size)
 
     def slots(self, blocks: Sequence[int], count: int) -> torch.Tensor:
         """Slots of the first `count` tokens of a block table: int64 [count], on the CPU."""
@@ -162,8 +198,8 @@ class PagedStep:
         self._cache = cache
         visible = [cache.slots(chunk.blocks, chunk.end) for chunk in chunks]
         # One transfer each instead of one for every request.
-        self._written = torch.cat([slots[chunk.first :] for slots, chunk in zip(visible, chunks, strict=True)]).to(cache.device)
-        on_device = torch.cat(visible).to(cache.device).split([len(slots) for slots in visible])
+        self._written = to_device(torch.cat([slots[chunk.first :] for slots, chunk in zip(visible, chunks, strict=True)]), cache.device)
+        on_device = to_device(torch.cat(visible), cache.device).split([len(slots) for slots in visible])
         self._views = []
         start = 0
         for chunk, slots in zip(chunks, on_device, strict=True):

@@ -19,8 +19,12 @@ Digest = bytes
 
 class Taken(NamedTuple):
     blocks: tuple[int, ...]
-    evicted: tuple[int, ...]
-    """Those of them that lost a digest."""
+    withdrawn: tuple[tuple[int, Digest], ...]
+    """Those of them that lost a digest, with it."""
+
+    @property
+    def evicted(self) -> tuple[int, ...]:
+        return tuple(block for block, _ in self.withdrawn)
 
 
 class Released(NamedTuple):
@@ -91,13 +95,13 @@ class BlockPool:
         """Hold the first `count` blocks of the free queue; those with a digest lose it (R5)."""
         assert count <= self.num_free, (count, self.num_free)
         blocks = tuple(self._free.popitem(last=False)[0] for _ in range(count))
-        evicted = tuple(block for block in blocks if self._digest_of[block] is not None)
-        for block in evicted:
+        withdrawn = tuple((block, digest) for block in blocks if (digest := self._digest_of[block]) is not None)
+        for block, _ in withdrawn:
             self._withdraw(block)
         for block in blocks:
             assert self._references[block] == 0, block
             self._references[block] = 1
-        return Taken(blocks, evicted)
+        return Taken(blocks, withdrawn)
 
     def release(self, blocks: Sequence[int]) -> Released:
         """Let go of a request's blocks, last to first (R6).
@@ -119,6 +123,10 @@ class BlockPool:
             self._free[block] = None
             self._free.move_to_end(block, last=False)
         return Released(head, tail)
+
+    def __contains__(self, digest: Digest) -> bool:
+        """Whether some block can be hit by this digest."""
+        return digest in self._index
 
     def find(self, digests: Iterable[Digest]) -> tuple[int, ...]:
         """Blocks of the longest run of `digests` that can be hit, the first registered one of each; nothing changes (R9)."""

@@ -15,6 +15,7 @@ from .errors import InvalidArgument
 
 LateRequests = Literal["queue", "reject", "block"]
 DType = Literal["float32", "bfloat16", "float16"]
+OutputKind = Literal["cumulative", "delta", "final_only"]
 
 _LEAST = {
     "block_size": 1,
@@ -23,6 +24,7 @@ _LEAST = {
     "max_num_seqs": 1,
     "max_num_batched_tokens": 1,
     "long_prefill_token_threshold": 0,
+    "host_blocks": 0,
 }
 """Smallest value of each count. A model length of 1 would leave no room for a prompt and a token."""
 
@@ -52,6 +54,10 @@ class EngineConfig:
     """Most tokens of one request in a step when there are several requests; 0: no limit."""
     late_requests: LateRequests = "queue"
     """What becomes of a request handed in while paused or out of service: parked in the queue, refused, or held in front of it."""
+    async_scheduling: bool = False
+    """Launch a step while the one before it is in flight, so that the device need not wait for the host."""
+    host_blocks: int = 0
+    """Slots of a tier in host memory that keeps evicted blocks; 0: none."""
     dtype: DType = "float32"
     device: str = "cpu"
 
@@ -92,11 +98,17 @@ class SamplingParams:
     """What the request's draws are a function of, together with positions; None: its id takes the seed's place."""
     logprobs: int | None = None
     """Report each token's log probability, and those of so many best tokens; None: none."""
+    n: int = 1
+    """How many sequences `AsyncLLM.generate` makes of one prompt; the core makes one of each."""
+    output_kind: OutputKind = "cumulative"
+    """What `AsyncLLM.generate` yields: all tokens so far, those since the last time, or everything once at the end."""
 
     def check(self) -> None:
         """Raises: InvalidArgument, for a value that has no meaning."""
         if self.max_tokens < 1:
             raise InvalidArgument(f"max_tokens must be at least 1, got {self.max_tokens}")
+        if self.n != 1:
+            raise InvalidArgument(f"n must be 1 for the core, got {self.n!r}; AsyncLLM.generate makes several sequences of one prompt")
         if not (isfinite(self.temperature) and self.temperature >= 0):
             raise InvalidArgument(f"temperature must be a finite number of at least 0 (0 is greedy), got {self.temperature}")
         if not 0 < self.top_p <= 1:

@@ -53,6 +53,10 @@ class NotFinite(ForwardFailed):
     """Logits hold NaN or infinity, so that no token can be chosen by them."""
 
 
+class MemoryAsleep(ForwardFailed):
+    """A forward pass over memory that was given back: it did not run, and nothing was touched."""
+
+
 class PauseSuperseded(EngineError):
     """A later call overrode this pause before it took effect."""
 
@@ -69,3 +73,9 @@ class OutOfService(EngineError):
     """An earlier weight update failed half-way: nothing may be sampled until a full update succeeds."""
 
     code = "out-of-service"
+
+
+class EngineDeadError(EngineError):
+    """The engine has stopped, was killed, or broke: nothing that was asked of it will happen any more."""
+
+    code = "dead"

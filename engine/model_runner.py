@@ -5,15 +5,20 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from .attention import IMPLEMENTATION, KVCache, LayerProbe, LayerShape
 from .config import EngineConfig
-from .errors import NotFinite
-from .sampler import Draw, SampledToken, sample
+from .device import HostCopy, to_device
+from .errors import MemoryAsleep, NotFinite
+from .host_tier import BlockCopy
+from .memory import NOT_A_NUMBER, Memory
+from .outputs import Tag
+from .request import Request
+from .sampler import Draw, SampledCopy, SampledRows, SampledToken, sample
 from .scheduler import ScheduledTokens
 from .tiles import Rows, TiledModel
 from .weights import first_not_finite, named_weights
@@ -36,7 +41,14 @@ class ModelRunner:
             block_size=config.block_size,
             dtype=self.model.dtype,
             device=self.device,
+            host_blocks=config.host_blocks,
         )
+        self.memory: dict[Tag, Memory] = {
+            "kv_cache": Memory(self.kv_cache.tensors, fill=0),
+            "weights": Memory(self.model.state_dict().values(), fill=NOT_A_NUMBER),
+        }
+        """What can be given back while the engine sleeps. Level 2 leaves buffers that no checkpoint holds where they are."""
+        self._in_flight = InFlight({}, torch.empty(0, dtype=torch.int64))
 
     @property
     def vocab_size(self) -> int:
@@ -54,18 +66,45 @@ class ModelRunner:
             return ()
         return (ids,) if isinstance(ids, int) else tuple(ids)
 
-    def execute(self, batch: Sequence[ScheduledTokens]) -> list[SampledToken]:
-        """Compute a step's rows; returns a token for each share that samples, in order.
+    def launch(self, batch: Sequence[ScheduledTokens], copies: Sequence[BlockCopy] = ()) -> Flight:
+        """Start computing a step's rows: on CUDA this returns before the device is done, on the CPU after.
+
+        A token that the step before has in flight becomes input on the device, without anybody waiting for it.
+
+        Args:
+            batch: as scheduled.
+            copies: what is to be copied between the tiers before.
 
         Raises:
-            NotFinite: logits hold NaN or infinity, so no token can be chosen by them.
+            MemoryAsleep: memory that the pass needs was given back.
         """
-        logits = self.tiled.logits(self.kv_cache, [_rows(share) for share in batch])
-        sampling = [share.request for share in batch if share.samples]
-        finite = logits.isfinite().all(dim=1).tolist()
-        if spoilt := [request.request_id for request, fine in zip(sampling, finite, strict=True) if not fine]:
-            raise NotFinite(f"the logits of {', '.join(spoilt)} hold NaN or infinity: the resident weights cannot be sampled from")
-        return sample(logits, [Draw(request.params, request.stream, request.num_tokens) for request in sampling])
+        if asleep := [tag for tag, memory in self.memory.items() if not memory.is_mapped]:
+            raise MemoryAsleep(f"a forward pass while {' and '.join(asleep)} sleep; wake them first")
+        self.kv_cache.copy_blocks(copies)
+        rows = [Rows(share.num_tokens, share.first, share.request.blocks, num_logits=int(share.samples)) for share in batch]
+        logits = self.tiled.logits(self.kv_cache, self._token_ids(batch), rows)
+        sampling = [share for share in batch if share.samples]
+        sampled = sample(logits, [Draw(share.request.params, share.request.stream, share.end) for share in sampling])
+        self._in_flight = InFlight({share.request: place for place, share in enumerate(sampling)}, sampled.token_ids)
+        return Flight([share.request.request_id for share in sampling], logits, sampled)
+
+    def _token_ids(self, batch: Sequence[ScheduledTokens]) -> torch.Tensor:
+        """The step's tokens, on the device: int64 [tokens]. At most one of a request is in flight, and it is the last."""
+        token_ids: list[int] = []
+        unknown, places = [], []
+        for request, first, num_tokens, _, _ in batch:
+            known = request.token_ids[first : first + num_tokens]
+            token_ids += known
+            if len(known) < num_tokens:
+                assert len(known) == num_tokens - 1, request
+                unknown.append(len(token_ids))
+                places.append(self._in_flight.places[request])
+                token_ids.append(0)
+        on_device = to_device(token_ids, self.device)
+        if unknown:
+            in_flight = self._in_flight.token_ids.index_select(0, to_device(places, self.device))
+            on_device.index_copy_(0, to_device(unknown, self.device), in_flight)
+        return on_device
 
     def synchronize(self) -> None:
         """Wait until the device has nothing left to do."""
@@ -73,9 +112,33 @@ class ModelRunner:
             torch.cuda.synchronize(self.device)
 
 
-def _rows(share: ScheduledTokens) -> Rows:
-    request, first, num_tokens = share
-    return Rows(request.token_ids[first : first + num_tokens], first, request.blocks, num_logits=int(share.samples))
+class InFlight(NamedTuple):
+    """What the last launched step samples."""
+
+    places: dict[Request, int]
+    """Where a request's token stands in `token_ids`."""
+    token_ids: torch.Tensor
+    """int64 [requests that sample], on the device."""
+
+
+class Flight:
+    """A launched step, whose tokens are on their way to the host."""
+
+    def __init__(self, request_ids: Sequence[str], logits: torch.Tensor, sampled: SampledRows) -> None:
+        self._request_ids = request_ids
+        self._finite = HostCopy(logits.isfinite().all(dim=1))
+        self._sampled: SampledCopy = sampled.to_host()
+
+    def wait(self) -> list[SampledToken]:
+        """The tokens of the shares that sample, in order; waits for this step, and for none launched after it.
+
+        Raises:
+            NotFinite: logits hold NaN or infinity, so no token can be chosen by them.
+        """
+        finite = self._finite.wait().tolist()
+        if spoilt := [request_id for request_id, fine in zip(self._request_ids, finite, strict=True) if not fine]:
+            raise NotFinite(f"the logits of {', '.join(spoilt)} hold NaN or infinity: the resident weights cannot be sampled from")
+        return self._sampled.wait()
 
 
 def probe_layers(tiled: TiledModel, config: EngineConfig) -> dict[int, LayerShape]:
@@ -135,7 +198,15 @@ def load_model(config: EngineConfig, device: torch.device) -> PreTrainedModel:
         raise ValueError(f"the checkpoint in {folder} lacks {len(missing)} weights, the first of them {missing[0]!r}")
     if spoilt := first_not_finite(named_weights(model)):
         raise ValueError(f"the checkpoint in {folder} holds NaN or infinity in {spoilt!r} as {config.dtype}; expected finite weights")
-    return model.to(device).eval().requires_grad_(False)
+    return _in_own_memory(model.to(device)).eval().requires_grad_(False)
+
+
+def _in_own_memory(model: PreTrainedModel) -> PreTrainedModel:
+    """Weights that lie in the mapped file of the checkpoint move to memory that can be given back."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if not tensor.untyped_storage().resizable():
+            tensor.data = tensor.data.clone()
+    return model
 
 
 def _check_architecture(model_config: PretrainedConfig, config: EngineConfig) -> None:

@@ -8,7 +8,13 @@ digests, equal contents. Positions count a request's tokens from 0, prompt first
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .core import EngineCore
+    from .errors import EngineError
+    from .outputs import EngineCoreOutput
 
 
 class Observer:
@@ -43,14 +49,23 @@ class Observer:
     def freed(self, request_id: str, *, head: Sequence[int], tail: Sequence[int]) -> None:
         """Let go of all its blocks; of those no one holds any more, the free queue now begins with `head` and ends with `tail`."""
 
-    def cleared(self, *, success: bool, empty: bool) -> None:
-        """A cache reset was carried out or refused; `empty`: no block is held and no digest is left."""
+    def offloaded(self, blocks: Sequence[tuple[int, int]]) -> None:
+        """Blocks just evicted go to the host tier, as (block, slot) pairs; a slot that held another copy holds it no longer."""
+
+    def loaded(self, request_id: str, blocks: Sequence[tuple[int, int]]) -> None:
+        """Admission has these copies put back, as (slot, block) pairs; the copies stay."""
+
+    def cleared(self, *, success: bool, empty: bool, tier: str = "device") -> None:
+        """A cache reset was carried out or refused in a tier, `device` or `host`; `empty`: no block is held and no digest is left."""
 
     def launched(self, step: int, batch: Sequence[tuple[str, int, int]]) -> None:
         """A forward pass began over (request id, first position, token count), in scheduling order."""
 
     def landed(self, step: int, sampled: Sequence[tuple[str, int]]) -> None:
-        """It ended with (request id, token), in scheduling order."""
+        """It ended with (request id, token), in scheduling order; tokens that are thrown away are not among them."""
+
+    def dropped(self, step: int, request_id: str, *, why: str) -> None:
+        """The step that has just landed sampled a token for a request that was `aborted`, or `finished`, since the launch."""
 
     def step_failed(self, step: int, *, why: str) -> None:
         """The forward pass raised: it samples nothing, and no step follows."""
@@ -63,6 +78,12 @@ class Observer:
 
     def resumed(self) -> None:
         """Scheduling goes on."""
+
+    def asleep(self, level: int, *, tags: Sequence[str]) -> None:
+        """Memory was given back: the pending sleep calls return; `tags`, sorted: what is asleep now."""
+
+    def awake(self, *, tags: Sequence[str]) -> None:
+        """Memory was mapped again; `tags`, sorted: what is still asleep."""
 
     def update_started(self) -> None:
         """A weight session is open."""
@@ -78,3 +99,26 @@ class Observer:
 
     def relabelled(self, version: str) -> None:
         """The version label was set without touching weights."""
+
+    # ---- an engine that runs by itself: told by its loop, around the transitions above ----
+
+    def attached(self, core: EngineCore) -> None:
+        """The loop is about to begin. `core` may be read whenever this observer is told something, and now be given a `weight_target`."""
+
+    def called(self, call: int, verb: str, arguments: Mapping[str, object], *, note: str) -> None:
+        """The core takes a call up: `verb` and `arguments` as in `engine.messages`, `note` what the caller said with it (`CALL_NOTE`)."""
+
+    def delivered(self, outputs: Sequence[EngineCoreOutput]) -> None:
+        """Outputs left for their callers, in this order."""
+
+    def returned(self, call: int, answer: Mapping[str, object] | None, error: EngineError | None) -> None:
+        """A call is answered, as docs/semantics.md lists answers, or refused.
+
+        Of a superseded pause or sleep this is told after the transitions of the call that did it, before that call returns.
+        """
+
+    def boundary(self) -> None:
+        """What was told since the last boundary happened together: one call or one turn of the loop, with all that followed from it."""
+
+    def stopped(self, why: str) -> None:
+        """Nothing more will be told: the engine was told to stop, or broke, perhaps since the last boundary."""

@@ -9,6 +9,11 @@ from .errors import PauseSuperseded
 
 FinishReason = Literal["length", "stop", "abort"]
 PauseMode = Literal["abort", "wait", "keep"]
+DropReason = Literal["aborted", "finished"]
+Tag = Literal["kv_cache", "weights"]
+"""What can be asleep by itself: the memory of the KV pool, that of the weights."""
+SleepLevel = Literal[0, 1, 2]
+"""0 gives no memory back, 1 moves the weights to the host and drops the KV, 2 drops both."""
 
 
 class VersionSpan(NamedTuple):
@@ -28,7 +33,7 @@ class TokenLogprobs(NamedTuple):
     """(token id, log probability) of the best tokens, as many as were asked for."""
 
 
-class RequestOutput(NamedTuple):
+class EngineCoreOutput(NamedTuple):
     """Tokens of one request that no caller has seen before."""
 
     request_id: str
@@ -46,11 +51,13 @@ class RequestOutput(NamedTuple):
 
 @dataclass(eq=False)
 class PauseTicket:
-    """One pause call that has been taken up. It is done when the pause took effect or a later call overrode it."""
+    """One pause or sleep call that has been taken up. It is done when the pause took effect or a later call overrode it."""
 
     mode: PauseMode
     """What this call still waits for; an abort that joins it leaves nothing else to wait for, and sets it to `abort`."""
     clear_cache: bool
+    sleep_level: int | None = None
+    """What falls asleep when the pause takes effect; None for a call of `begin_pause`."""
     done: bool = field(default=False, init=False)
     error: PauseSuperseded | None = field(default=None, init=False)
     """Set when the pause was superseded instead of taking effect."""
@@ -62,4 +69,5 @@ class PauseTicket:
     def supersede(self, by: str) -> None:
         assert not self.done, self
         self.done = True
-        self.error = PauseSuperseded(f"pause({self.mode!r}) was overridden by {by} before it took effect; repeat it if it is still wanted")
+        call = f"pause({self.mode!r})" if self.sleep_level is None else f"sleep({self.sleep_level})"
+        self.error = PauseSuperseded(f"{call} was overridden by {by} before it took effect; repeat it if it is still wanted")

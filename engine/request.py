@@ -7,7 +7,7 @@ from enum import Enum
 
 from .blocks import PrefixDigests
 from .config import SamplingParams
-from .outputs import VersionSpan
+from .outputs import FinishReason, VersionSpan
 from .sampler import stream_of
 
 
@@ -31,7 +31,10 @@ class Request:
         self.token_ids = list(prompt_token_ids)
         """Prompt and generated tokens."""
         self.num_computed_tokens = 0
-        """Leading tokens whose KV is in `blocks`, those of a launched step included."""
+        """Leading tokens whose KV is in `blocks`, those of launched steps included."""
+        self.num_output_placeholders = 0
+        """Tokens that steps in flight will sample for it, in this life."""
+        self.finish_reason: FinishReason | None = None
         self.status = RequestStatus.WAITING
         self.parked = False
         """Accepted while paused or out of service: not admitted before resume or a later `wait`."""
@@ -54,6 +57,11 @@ class Request:
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def num_expected_tokens(self) -> int:
+        """Its tokens, those in flight included."""
+        return len(self.token_ids) + self.num_output_placeholders
 
     @property
     def num_output_tokens(self) -> int:

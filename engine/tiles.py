@@ -16,9 +16,11 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from .attention import Chunk, KVCache, PagedKV, PagedStep
+from .device import to_device
 
 ROWS = {"cpu": 8, "cuda": 64}
 """Rows of a pass by type of device: few enough that a small decode batch wastes little, enough that a prefill is fast."""
@@ -27,13 +29,18 @@ ROWS = {"cpu": 8, "cuda": 64}
 class Rows(NamedTuple):
     """Consecutive tokens of one request that are to be computed."""
 
-    token_ids: Sequence[int]
+    num_tokens: int
     first: int
     """Position of the first of them; all before it are in the cache, or among the rows given before these."""
     blocks: Sequence[int]
     """The request's block table."""
     num_logits: int
     """Logits are wanted for so many of the last rows."""
+
+    @property
+    def end(self) -> int:
+        """Position after the last of them."""
+        return self.first + self.num_tokens
 
 
 class TiledModel:
@@ -59,22 +66,25 @@ class TiledModel:
         return embedding.num_embeddings
 
     @torch.inference_mode()
-    def logits(self, cache: KVCache, rows: Sequence[Rows]) -> torch.Tensor:
+    def logits(self, cache: KVCache, token_ids: torch.Tensor, rows: Sequence[Rows]) -> torch.Tensor:
         """Compute rows and store their keys and values in the cache.
 
         Rows may attend to entries that rows given before them write.
 
+        Args:
+            token_ids: int64 [tokens of all rows], on the device, in the order of the rows.
+
         Returns:
             [number of logits wanted, vocabulary], in the order of the rows.
         """
+        positions = to_device([position for piece in rows for position in range(piece.first, piece.end)], self.device)
+        filled = pad(torch.stack([token_ids, positions]), (0, -len(token_ids) % self.num_rows))
         parts = []
-        for tile in _tiles(rows, self.num_rows):
-            step = PagedStep(cache, [Chunk(piece.first, piece.first + len(piece.token_ids), piece.blocks) for piece in tile])
-            token_ids = [token_id for piece in tile for token_id in piece.token_ids]
-            positions = [position for piece in tile for position in range(piece.first, piece.first + len(piece.token_ids))]
+        for inputs, tile in zip(filled.split(self.num_rows, dim=1), _tiles(rows, self.num_rows), strict=True):
+            step = PagedStep(cache, [Chunk(piece.first, piece.end, piece.blocks) for piece in tile])
             wanted = _wanted(tile)
-            logits = self._pass(token_ids, positions, step, head=bool(wanted))
-            parts.append(logits[wanted])
+            logits = self._pass(inputs, step, head=bool(wanted))
+            parts.append(logits.index_select(0, to_device(wanted, self.device)))
         return torch.cat(parts)
 
     @torch.inference_mode()
@@ -84,13 +94,15 @@ class TiledModel:
         Args:
             paged: attention that treats equal rows equally.
         """
-        logits = self._pass([0] * self.num_rows, [0] * self.num_rows, paged, head=True)
+        logits = self._pass(torch.zeros(2, self.num_rows, dtype=torch.int64, device=self.device), paged, head=True)
         return not torch.equal(logits, logits[:1].expand_as(logits))
 
-    def _pass(self, token_ids: list[int], positions: list[int], paged: PagedKV, *, head: bool) -> torch.Tensor:
-        """One pass over at most `num_rows` rows, filled up: [num_rows, vocabulary], or [0, vocabulary] without the head."""
-        fill = [0] * (self.num_rows - len(token_ids))
-        inputs = torch.tensor([token_ids + fill, positions + fill], device=self.device)
+    def _pass(self, inputs: torch.Tensor, paged: PagedKV, *, head: bool) -> torch.Tensor:
+        """One pass over `num_rows` rows: [num_rows, vocabulary], or [0, vocabulary] without the head.
+
+        Args:
+            inputs: token ids and positions, int64 [2, num_rows].
+        """
         kept = self._all if head else self._none
         output = self.model(input_ids=inputs[:1], position_ids=inputs[1:], use_cache=False, logits_to_keep=kept, paged=paged)
         return output.logits[0]
@@ -101,11 +113,11 @@ def _tiles(rows: Sequence[Rows], size: int) -> Iterator[list[Rows]]:
     tile: list[Rows] = []
     space = size
     for piece in rows:
-        while piece.token_ids:
-            count = min(space, len(piece.token_ids))
-            rest = piece._replace(token_ids=piece.token_ids[count:], first=piece.first + count)
-            num_logits = max(0, piece.num_logits - len(rest.token_ids))
-            tile.append(piece._replace(token_ids=piece.token_ids[:count], num_logits=num_logits))
+        while piece.num_tokens:
+            count = min(space, piece.num_tokens)
+            rest = piece._replace(num_tokens=piece.num_tokens - count, first=piece.first + count)
+            num_logits = max(0, piece.num_logits - rest.num_tokens)
+            tile.append(piece._replace(num_tokens=count, num_logits=num_logits))
             space -= count
             piece = rest._replace(num_logits=piece.num_logits - num_logits)
             if not space:
@@ -120,6 +132,6 @@ def _wanted(tile: Sequence[Rows]) -> list[int]:
     wanted: list[int] = []
     end = 0
     for piece in tile:
-        end += len(piece.token_ids)
+        end += piece.num_tokens
         wanted += range(end - piece.num_logits, end)
     return wanted

@@ -16,8 +16,12 @@ import torch
 from safetensors import safe_open
 
 from .errors import InvalidArgument
+from .splitmix import mixed, states
 
 NamedTensors = Iterable[tuple[str, torch.Tensor]]
+
+_CHECKSUM_WORDS = 1 << 18
+"""Words that are summed at a time: few enough to stay in a cache, enough to keep a GPU busy."""
 
 
 def read_safetensors(folder: str | Path) -> Iterator[tuple[str, torch.Tensor]]:
@@ -58,6 +62,21 @@ def named_weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 def first_not_finite(tensors: NamedTensors) -> str | None:
     """The name of the first tensor that holds NaN or infinity."""
     return next((name for name, tensor in tensors if not tensor.isfinite().all()), None)
+
+
+def checksum(tensor: torch.Tensor) -> str:
+    """64 bits over a tensor's bytes in their places, as 16 hexadecimal digits; computed on its device.
+
+    The sum of splitmix64 of each 8 bytes, keyed by their place: integers, so the sum has no order. The last bytes
+    are filled up with zeros; shape and dtype are not part of it.
+    """
+    data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    total = torch.zeros((), dtype=torch.int64, device=data.device)
+    for first, chunk in enumerate(data.split(8 * _CHECKSUM_WORDS)):
+        words = torch.zeros(-(-len(chunk) // 8), dtype=torch.int64, device=data.device)
+        words.view(torch.uint8)[: len(chunk)] = chunk
+        total += mixed(words + mixed(states(0, first * _CHECKSUM_WORDS + 1, len(words), data.device))).sum()
+    return f"{int(total) % (1 << 64):016x}"
 
 
 def tensors_of(source: str | Path | dict[str, torch.Tensor] | NamedTensors) -> NamedTensors:
@@ -107,6 +126,10 @@ class WeightTarget:
             raise ValueError(f"{name!r} has dtype {tensor.dtype}, which does not convert to the engine's {resident.dtype}")
         if first_not_finite([(name, tensor.to(resident.dtype))]):
             raise ValueError(f"{name!r} holds NaN or infinity as {resident.dtype}; expected finite weights")
+        return self._canonical[name]
+
+    def canonical(self, name: str) -> str:
+        """The name in `names` of the weight called `name`, which is another one where weights are tied."""
         return self._canonical[name]
 
     def write(self, name: str, tensor: torch.Tensor) -> int:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import suppress
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -13,6 +12,7 @@ import transformers
 from engine.attention import KVCache
 from engine.config import EngineConfig, SamplingParams
 from engine.core import EngineCore
+from engine.device import to_device
 from engine.errors import EngineError, ForwardFailed
 from engine.model_runner import load_model, probe_layers
 from engine.observer import Observer
@@ -20,45 +20,34 @@ from engine.outputs import PauseTicket
 from engine.request import Request, RequestStatus
 from engine.sampler import Draw, sample, stream_of
 from engine.tiles import Rows, TiledModel
-from engine.weights import WeightTarget, read_safetensors
+from engine.weights import WeightTarget
 from harness import events as ev
 from harness.backends import BackendError, EngineInfo
+from harness.backends.torch_weights import FailingTarget, Refused, WeightAudit, WeightSources, breaking
 from harness.checkpoints import ensure
-from harness.errors import BadInput
 from harness.golden import Part, references
 from harness.operations import (
     Abort,
     FinishWeightUpdate,
     IsPaused,
+    IsSleeping,
     Operation,
     Pause,
     ResetPrefixCache,
     Resume,
+    Sleep,
     StartWeightUpdate,
     Submit,
     SwapWeights,
     UpdateWeights,
     UpdateWeightVersion,
-    WeightSource,
+    WakeUp,
 )
 from harness.scenario import EngineShape
 from harness.state import EngineState, RequestState, Status
 from harness.tokenizer import bytes_of, tokenizer_of
 
-NamedTensor = tuple[str, torch.Tensor]
 Answer = dict[str, Any]
-
-
-class SourceBroke(Exception):
-    """What a weight phase that is to fail fails with."""
-
-
-class Refused(Exception):
-    """A call that the adapter itself refuses: it concerns the harness's parts, which the engine does not know."""
-
-    def __init__(self, code: ev.ErrorCode, message: str) -> None:
-        super().__init__(message)
-        self.code: ev.ErrorCode = code
 
 
 class TorchBackend:
@@ -70,13 +59,11 @@ class TorchBackend:
     def start(self, shape: EngineShape) -> EngineInfo:
         if shape.device == "cuda" and not torch.cuda.is_available():
             raise BackendError("the scenario's engine asks for device cuda, and torch sees none; use --set engine.device=cpu")
-        if shape.async_scheduling:
-            raise BackendError("the scenario's engine asks for async_scheduling, and torch steps synchronously; run it on sim")
         folder = ensure(shape.checkpoint)
         transformers.utils.logging.disable_progress_bar()
         self._tokenizer = tokenizer_of(folder)
         self._transitions = Transitions()
-        fields = shape.model_dump(exclude={"checkpoint", "async_scheduling"})
+        fields = shape.model_dump(exclude={"checkpoint"})
         try:
             self._config = EngineConfig(checkpoint=folder, **fields)
             self._core = EngineCore(self._config, observer=self._transitions)
@@ -84,6 +71,7 @@ class TorchBackend:
             raise BackendError(str(error)) from error
         self._core.weight_target = self._target = FailingTarget(self._core.runner.model)
         self._weights = WeightSources(folder)
+        self._audit = WeightAudit(self._core, folder)
         self._pauses: dict[int, PauseTicket] = {}
         self._parts_of: int | None = None
         self._parts: set[int] = set()
@@ -101,7 +89,7 @@ class TorchBackend:
             answer = self._handlers[type(operation)](self, op, operation)
         except (EngineError, Refused) as refusal:
             error = ev.Failure(refusal.code, str(refusal))  # type: ignore[arg-type]
-        done = [*self._superseded(), *self._transitions.take(), *self._deliveries()]
+        done = [*self._superseded(), *map(self._audited, self._transitions.take()), *self._deliveries()]
         if op not in self._pauses:
             done.append(ev.Returned(op=op, answer=answer, error=error))
         return [ev.Received(op=op), *done, *self._complete_pause()]
@@ -130,28 +118,37 @@ class TorchBackend:
             weight_version=core.weight_version,
             update_open=core.update_open,
             out_of_service=core.is_out_of_service,
+            asleep=core.asleep,
+            sleep_level=core.sleep_level,
+            host=scheduler.host.slots,
         )
 
     def references(self, entries: Sequence[ev.Entry]) -> list[ev.Reference]:
         return references(entries, lambda num_slots: TorchCalculator(self._config, self._weights, num_slots))
 
+    def _audited(self, event: ev.Event) -> ev.Event:
+        return self._audit.audited(event) if isinstance(event, ev.Committed) else event
+
     def stop(self) -> None:
         self.__dict__.pop("_core", None)
 
     def _superseded(self) -> Iterator[ev.Event]:
-        """Pause calls that another call overrode return before anything else happens."""
+        """Pause and sleep calls that another call overrode return before anything else happens."""
         for op, ticket in list(self._pauses.items()):
             if ticket.error is not None:
                 del self._pauses[op]
                 yield ev.Returned(op=op, answer=None, error=ev.Failure("superseded", str(ticket.error)))
 
     def _complete_pause(self) -> Iterator[ev.Event]:
+        """Pause calls return when the pause is effective, sleep calls when the engine is asleep too."""
         self._core.pause_complete()
-        yield from self._transitions.take()
-        for op, ticket in list(self._pauses.items()):
-            if ticket.done:
-                del self._pauses[op]
-                yield ev.Returned(op=op, answer={"status": "paused"}, error=None)
+        transitions = self._transitions.take()
+        done = {op: ticket for op, ticket in self._pauses.items() if ticket.done}
+        self._pauses = {op: ticket for op, ticket in self._pauses.items() if not ticket.done}
+        yield from (event for event in transitions if not isinstance(event, ev.Asleep))
+        yield from _returned([op for op, ticket in done.items() if ticket.sleep_level is None], "paused")
+        yield from (event for event in transitions if isinstance(event, ev.Asleep))
+        yield from _returned([op for op, ticket in done.items() if ticket.sleep_level is not None], "sleeping")
 
     def _deliveries(self) -> Iterator[ev.Event]:
         if outputs := self._core.take_outputs():
@@ -168,6 +165,16 @@ class TorchBackend:
     def _pause(self, op: int, operation: Pause) -> None:
         self._pauses[op] = self._core.begin_pause(operation.mode, clear_cache=operation.clear_cache)
 
+    def _sleep(self, op: int, operation: Sleep) -> None:
+        self._pauses[op] = self._core.begin_sleep(operation.level, operation.mode)
+
+    def _wake_up(self, op: int, operation: WakeUp) -> Answer:
+        self._core.wake_up(operation.tags)
+        return {"status": "sleeping" if self._core.is_sleeping() else "awake"}
+
+    def _is_sleeping(self, op: int, operation: IsSleeping) -> Answer:
+        return {"is_sleeping": self._core.is_sleeping()}
+
     def _resume(self, op: int, operation: Resume) -> Answer:
         self._core.resume()
         return {"status": "resumed"}
@@ -182,6 +189,7 @@ class TorchBackend:
     def _start(self, op: int, operation: StartWeightUpdate) -> Answer:
         with self._target.failing("begin" if operation.fails else None):
             self._core.start_weight_update(allow_unpaused=operation.allow_unpaused)
+        self._audit.begin()
         self._parts_of, self._parts = None, set()
         return {"status": "started"}
 
@@ -190,7 +198,8 @@ class TorchBackend:
             raise Refused("invalid", f"part {operation.part} of {operation.of}: this session's earlier parts are of {self._parts_of}")
         tensors = self._weights.part(operation.source, operation.part, operation.of)
         self._transitions.part, self._transitions.of = operation.part, operation.of
-        self._core.update_weights(_breaking(tensors) if operation.fails else tensors)
+        self._core.update_weights(self._audit.note(breaking(tensors) if operation.fails else tensors))
+        self._audit.accept()
         self._parts_of = operation.of
         self._parts.add(operation.part)
         return {"status": "updated"}
@@ -205,7 +214,9 @@ class TorchBackend:
     def _swap(self, op: int, operation: SwapWeights) -> Answer:
         tensors = self._weights.part(operation.source, 1, 1)
         self._transitions.part = self._transitions.of = 1
-        self._core.load_weights(_breaking(tensors) if operation.fails else tensors, operation.version)
+        self._audit.begin()
+        self._core.load_weights(self._audit.note(breaking(tensors) if operation.fails else tensors), operation.version)
+        self._audit.accept()
         return {"status": "finished", "weight_version": self._core.weight_version}
 
     def _relabel(self, op: int, operation: UpdateWeightVersion) -> Answer:
@@ -219,6 +230,9 @@ class TorchBackend:
         Resume: _resume,
         IsPaused: _is_paused,
         ResetPrefixCache: _reset_prefix_cache,
+        Sleep: _sleep,
+        WakeUp: _wake_up,
+        IsSleeping: _is_sleeping,
         StartWeightUpdate: _start,
         UpdateWeights: _update,
         FinishWeightUpdate: _finish,
@@ -277,14 +291,23 @@ class Transitions(Observer):
     def freed(self, request_id: str, *, head: Sequence[int], tail: Sequence[int]) -> None:
         self._events.append(ev.Freed(request=request_id, head=tuple(head), tail=tuple(tail)))
 
-    def cleared(self, *, success: bool, empty: bool) -> None:
-        self._events.append(ev.Cleared(tier="device", success=success, empty=empty))
+    def offloaded(self, blocks: Sequence[tuple[int, int]]) -> None:
+        self._events.append(ev.Offloaded(blocks=tuple(blocks)))
+
+    def loaded(self, request_id: str, blocks: Sequence[tuple[int, int]]) -> None:
+        self._events.append(ev.Loaded(request=request_id, blocks=tuple(blocks)))
+
+    def cleared(self, *, success: bool, empty: bool, tier: Literal["device", "host"] = "device") -> None:
+        self._events.append(ev.Cleared(tier=tier, success=success, empty=empty))
 
     def launched(self, step: int, batch: Sequence[tuple[str, int, int]]) -> None:
         self._events.append(ev.Launched(step=step, batch=tuple(ev.Scheduled(*share) for share in batch)))
 
     def landed(self, step: int, sampled: Sequence[tuple[str, int]]) -> None:
         self._events.append(ev.Landed(step=step, sampled=tuple(ev.Sampled(*token) for token in sampled)))
+
+    def dropped(self, step: int, request_id: str, *, why: ev.DropReason) -> None:
+        self._events.append(ev.Dropped(step=step, request=request_id, why=why))
 
     def step_failed(self, step: int, *, why: str) -> None:
         self._events.append(ev.StepFailed(step=step, why=why))
@@ -297,6 +320,12 @@ class Transitions(Observer):
 
     def resumed(self) -> None:
         self._events.append(ev.Resumed())
+
+    def asleep(self, level: int, *, tags: Sequence[ev.Tag]) -> None:
+        self._events.append(ev.Asleep(level=level, tags=tuple(tags)))
+
+    def awake(self, *, tags: Sequence[ev.Tag]) -> None:
+        self._events.append(ev.Awake(tags=tuple(tags)))
 
     def update_started(self) -> None:
         self._events.append(ev.UpdateStarted())
@@ -329,7 +358,9 @@ class TorchCalculator:
         self._cache = KVCache(layers, num_blocks=num_slots, block_size=1, dtype=self._model.model.dtype, device=device)
 
     def write(self, part: Part) -> None:
-        for name, tensor in self._weights.part(*part):
+        # An engine that took a tensor which it had to refuse is held against one that was sent a good one.
+        good = part.source.model_copy(update={"spoil": None})
+        for name, tensor in self._weights.part(good, part.part, part.of):
             self._target.write(self._target.resolve(name, tensor), tensor)
 
     def compute(self, submit: Submit, token_ids: Sequence[int], *, first: int, slots: Sequence[int], wanted: int) -> list[int]:
@@ -338,78 +369,20 @@ class TorchCalculator:
         tokens: list[int] = []
         size = self._model.num_rows  # a tile at a time: the logits of a long sequence would not fit
         for start in range(0, len(token_ids), size):
-            ids = token_ids[start : start + size]
+            ids = to_device(token_ids[start : start + size], self._model.device)
             end = first + start + len(ids)
             num_logits = min(len(ids), max(0, start + len(ids) - (len(token_ids) - wanted)))
-            logits = self._model.logits(self._cache, [Rows(ids, first + start, slots[:end], num_logits)])
-            tokens += [token_id for token_id, _ in sample(logits, [Draw(params, stream, at + 1) for at in range(end - num_logits, end)])]
+            logits = self._model.logits(self._cache, ids, [Rows(len(ids), first + start, slots[:end], num_logits)])
+            tokens += sample(logits, [Draw(params, stream, at + 1) for at in range(end - num_logits, end)]).token_ids.tolist()
         return tokens
+
+
+def _returned(ops: Iterable[int], status: str) -> Iterator[ev.Event]:
+    return (ev.Returned(op=op, answer={"status": status}, error=None) for op in ops)
 
 
 def _sampling_params(submit: Submit) -> SamplingParams:
     return SamplingParams(**submit.model_dump(exclude={"id", "prompt"}))
-
-
-class FailingTarget(WeightTarget):
-    """The engine's weights, with a device that fails when it is told to."""
-
-    _fails_in: Literal["begin", "commit"] | None = None
-
-    @contextmanager
-    def failing(self, phase: Literal["begin", "commit"] | None) -> Iterator[None]:
-        self._fails_in = phase
-        try:
-            yield
-        finally:
-            self._fails_in = None
-
-    def begin(self) -> None:
-        if self._fails_in == "begin":
-            raise SourceBroke("told to fail")
-        super().begin()
-
-    def commit(self) -> None:
-        if self._fails_in == "commit":
-            raise SourceBroke("told to fail")
-        super().commit()
-
-
-class WeightSources:
-    """Where a scenario's new weights come from, cut into parts by name."""
-
-    def __init__(self, original: Path) -> None:
-        self._original = original
-
-    def part(self, source: WeightSource, part: int, of: int) -> Iterator[NamedTensor]:
-        """Part `part` of `of` of the source's tensors, in order of their names.
-
-        Raises:
-            Refused: the source is not there, or has fewer tensors than parts.
-        """
-        try:
-            tensors = read_safetensors(self._original if source.checkpoint is None else ensure(source.checkpoint))
-        except (BadInput, EngineError) as error:
-            raise Refused("invalid", f"weight source {source.checkpoint}: {error}") from error
-        tensors = list(tensors)
-        if of > len(tensors):
-            raise Refused("invalid", f"{len(tensors)} tensors cannot be sent in {of} parts")
-        wanted = range((part - 1) * len(tensors) // of, part * len(tensors) // of)
-        if source.perturb is None:
-            return (tensors[index] for index in wanted)
-        noise = source.perturb
-        return (_perturbed(*tensors[index], seed=noise.seed * len(tensors) + index, scale=noise.scale) for index in wanted)
-
-
-def _perturbed(name: str, tensor: torch.Tensor, *, seed: int, scale: float) -> NamedTensor:
-    """Noise relative to the tensor's own spread, the same however the weights are cut into parts."""
-    noise = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed))
-    return name, tensor + (scale * tensor.float().std(correction=0) * noise).to(tensor.dtype)
-
-
-def _breaking(tensors: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
-    """The first tensor, then a failure."""
-    yield next(iter(tensors))
-    raise SourceBroke("told to fail after its first tensor")
 
 
 _STATUS: dict[RequestStatus, Status] = {
@@ -428,5 +401,6 @@ def _request_state(request: Request) -> RequestState:
         num_computed_tokens=request.num_computed_tokens,
         num_preemptions=request.num_preemptions,
         blocks=tuple(request.blocks),
+        num_output_placeholders=request.num_output_placeholders,
         parked=request.parked,
     )

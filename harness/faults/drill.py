@@ -160,6 +160,14 @@ def drill(
     return Report(drilled=tuple(drilled), unfaulted=tuple(found), unfaulted_cases=sum(sum(ground.cases.values()) for ground in grounds))
 
 
+class Grounds(NamedTuple):
+    """Where a hunt's cases come from."""
+
+    seed: int
+    engine: tuple[tuple[str, Any], ...]
+    """Fields of the engine's shape that are given, not drawn."""
+
+
 class Shown(NamedTuple):
     """What a case showed."""
 
@@ -179,14 +187,14 @@ class Ground:
     """
 
     def __init__(self, backend: Backend, *, numbers: bool) -> None:
-        self.cases: Counter[int] = Counter()
-        """The most cases that a hunt took, by its seed."""
+        self.cases: Counter[Grounds] = Counter()
+        """The most cases that a hunt took, by its seed and by what was given of the engines."""
         self._backend = backend
         self._numbers = numbers
 
     def drill(self, fault: Fault, *, seeds: int, minimal: bool) -> Drilled:
         with self._entered(), fault.planted():
-            hunts = [self._hunt(fault, seed) for seed in range(seeds)]
+            hunts = [self._hunt(fault, Grounds(seed, fault.engine)) for seed in range(seeds)]
             caught = next((shown.case for _, shown in hunts if shown is not None), None)
             small = self._shrunk(fault, caught) if minimal and caught is not None else None
         drilled = Drilled(fault=fault, hunts=tuple(hunt for hunt, _ in hunts))
@@ -195,24 +203,24 @@ class Ground:
     def without_faults(self) -> Iterator[str]:
         """What is found in the cases of all hunts while nothing is planted."""
         with self._entered():
-            for seed, count in self.cases.items():
+            for grounds, count in self.cases.items():
                 for number in range(count):
-                    shown = self._run(*_case(seed, number), explain=True)
+                    shown = self._run(*_case(grounds, number), explain=True)
                     for id, (_, sentence) in shown.found.items():
-                        yield f"case {_case(seed, number)[0].seed} without a fault: {id}: {sentence}"
+                        yield f"case {_case(grounds, number)[0].seed} without a fault: {id}: {sentence}"
 
-    def _hunt(self, fault: Fault, seed: int) -> tuple[Hunt, Shown | None]:
+    def _hunt(self, fault: Fault, grounds: Grounds) -> tuple[Hunt, Shown | None]:
         cases = operations = 0
         also: set[str] = set()
         caught: Shown | None = None
         while caught is None and operations < MOST_OPERATIONS:
-            shown = self._run(*_case(seed, cases), explain=fault.caught_by == CONFORMANCE)
+            shown = self._run(*_case(grounds, cases), explain=fault.caught_by == CONFORMANCE)
             cases += 1
             also |= shown.found.keys() - {fault.caught_by}
             if fault.caught_by in shown.found:
                 caught = shown
             operations += shown.operations if caught is None else shown.found[fault.caught_by][0]
-        self.cases[seed] = max(self.cases[seed], cases)
+        self.cases[grounds] = max(self.cases[grounds], cases)
         return Hunt(cases, min(operations, MOST_OPERATIONS), caught is not None, tuple(sorted(also))), caught
 
     def _shrunk(self, fault: Fault, case: Case) -> Case:
@@ -256,9 +264,9 @@ class Ground:
                     yield
 
 
-def _case(seed: int, number: int) -> tuple[Case, bool]:
+def _case(grounds: Grounds, number: int) -> tuple[Case, bool]:
     """A case of a hunt, and whether it is drained at its end: some faults show only while nobody resumes the engine."""
-    return case_of(seed * _CASES_A_SEED + number), number % 2 == 0
+    return case_of(grounds.seed * _CASES_A_SEED + number, engine=dict(grounds.engine)), number % 2 == 0
 
 
 def _golden(outcome: Outcome, backend: Backend) -> dict[str, tuple[int, str]]:
@@ -303,11 +311,14 @@ def _made_up_tokens() -> Iterator[None]:
     from engine.model_runner import ModelRunner
     from engine.sampler import SampledToken
 
-    def execute(self: ModelRunner, batch: Sequence[Any]) -> list[SampledToken]:
-        requests = [share.request for share in batch if share.samples]
-        return [SampledToken(symbolic_token(request.request_id, request.num_tokens, 0), None) for request in requests]
+    class MadeUp:
+        def __init__(self, batch: Sequence[Any]) -> None:
+            self._tokens = [symbolic_token(share.request.request_id, share.end, 0) for share in batch if share.samples]
 
-    with mock.patch.object(ModelRunner, "execute", execute):
+        def wait(self) -> list[SampledToken]:
+            return [SampledToken(token, None) for token in self._tokens]
+
+    with mock.patch.object(ModelRunner, "launch", lambda self, batch, copies: MadeUp(batch)):
         yield
 
 
@@ -324,6 +335,8 @@ def _one_model() -> Iterator[None]:
             model = load(config, device)
             loaded[key] = model, {name: tensor.clone() for name, tensor in model.state_dict().items()}
         model, original = loaded[key]
+        for name, tensor in model.state_dict().items():
+            tensor.untyped_storage().resize_(original[name].untyped_storage().nbytes())  # the case before may have ended asleep
         model.load_state_dict(original)
         return model
 

@@ -1,8 +1,8 @@
 """What a planted fault is: a switchable way of being wrong, and the invariant that must notice.
 
 A fault is a module in a folder named after what it mutates. Its docstring says what is wrong, and it has the same
-hooks in the same order: `STANDS_FOR`, `CAUGHT_BY`, `SHALLOW`, `plant`. A tool that finds failures is believed as
-far as it finds these.
+hooks in the same order: `STANDS_FOR`, `CAUGHT_BY`, `SHALLOW`, `ENGINE` if it shows in some engines only, `plant`.
+A tool that finds failures is believed as far as it finds these.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class Fault:
     """Id of the invariant that must notice, or CONFORMANCE, or DEADLOCK."""
     shallow: bool
     """Whether a few dozen operations are to find it: half of the time in fewer than 200."""
+    engine: tuple[tuple[str, Any], ...] = ()
+    """Fields of the engine's shape that it takes to show it, with their values; the others are drawn."""
     plant: Callable[[Patch], None]
 
     @classmethod
@@ -69,6 +71,7 @@ class Fault:
             stands_for=module.STANDS_FOR,
             caught_by=module.CAUGHT_BY,
             shallow=module.SHALLOW,
+            engine=tuple(getattr(module, "ENGINE", {}).items()),
             plant=module.plant,
         )
 

@@ -8,22 +8,13 @@ from harness.faults import CONFORMANCE, FAULTS, Fault
 from harness.faults.drill import MOST_OPERATIONS, SEEDS, SHALLOW_OPERATIONS, Drilled
 
 OUT_OF_REACH: dict[str, str] = {
-    "K01": "our engine has no step in flight between two calls; `first-token-after-reset-lost` is its image without one",
-    "K02": "our engine has no step in flight between two calls",
-    "K03": "our engine has no step in flight between two calls",
     "K04": "no speculative decoding",
-    "K05": "no sleep; `keep-runs-on` is its kin",
-    "K12": "our engine has no step in flight between two calls; `shared-block-freed` is its kin",
-    "K13": "no sleep; `step-out-of-service` is its kin",
     "K15": "one thread and no locks in lockstep; `refused-reset-unanswered` is its kin",
     "K21": "no device that works on after a call; `pause-before-outputs` and `paused-while-pending` are its kin",
     "K24": "no replicas that load weights",
-    "K25": "weights are copied in one process, nothing is put on a wire",
     "K30": "no draft model",
-    "K32": "no KV tier but the device's",
     "K33": "no images, hence no cache of them",
     "K34": "no adapters; `salt-left-out` and `digest-without-prefix` are its kin",
-    "K39": "no sleep; `cleared-though-kept` and `K41` are its kin",
 }
 """Known failures that cannot be planted, and why not."""
 

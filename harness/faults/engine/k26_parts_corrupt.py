@@ -8,7 +8,7 @@ from typing import Any
 from harness.faults.fault import Patch
 
 STANDS_FOR = "vllm#42821, SkyRL#1680"
-CAUGHT_BY = "golden"
+CAUGHT_BY = "weight-equality"
 SHALLOW = False
 
 

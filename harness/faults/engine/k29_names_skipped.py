@@ -8,7 +8,7 @@ from typing import Any
 from harness.faults.fault import Patch
 
 STANDS_FOR = "ATOM#2028"
-CAUGHT_BY = "golden"
+CAUGHT_BY = "weight-equality"
 SHALLOW = True
 
 

@@ -15,8 +15,8 @@ def plant(patch: Patch) -> None:
 
     right = Scheduler._grow
 
-    def grow(self: Scheduler, request: Request, num_new: int, *, covered: int) -> None:
+    def grow(self: Scheduler, request: Request, num_new: int, *, covered: int, copies: tuple[int, ...] = ()) -> None:
         held = self._blocks_for(covered) * self.config.block_size
-        right(self, request, num_new, covered=min(held, request.num_tokens))
+        right(self, request, num_new, covered=min(held, request.num_tokens), copies=copies)
 
     patch(Scheduler, "_grow", grow)

@@ -12,8 +12,8 @@ SHALLOW = True
 def plant(patch: Patch) -> None:
     from engine.core import EngineCore
 
-    def has_work(self: EngineCore) -> bool:
+    def may_launch(self: EngineCore) -> bool:
         frozen = self.pause_mode == "keep" and self.pause_pending
         return not self.is_out_of_service and not frozen and self.scheduler.has_work
 
-    patch(EngineCore, "has_work", has_work)
+    patch(EngineCore, "_may_launch", property(may_launch))

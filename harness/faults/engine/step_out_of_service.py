@@ -12,7 +12,7 @@ SHALLOW = False
 def plant(patch: Patch) -> None:
     from engine.core import EngineCore
 
-    def has_work(self: EngineCore) -> bool:
+    def may_launch(self: EngineCore) -> bool:
         return self.pause_mode != "keep" and self.scheduler.has_work
 
-    patch(EngineCore, "has_work", has_work)
+    patch(EngineCore, "_may_launch", property(may_launch))

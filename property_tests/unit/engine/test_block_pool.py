@@ -51,7 +51,7 @@ def test_taking_a_cached_block_withdraws_its_own_entry_only():
     pool.release(first)
     assert pool.find([b"same"]) == first
     taken = pool.take(1)
-    assert taken == (first, first)
+    assert taken == (first, ((*first, b"same"),)) and taken.evicted == first
     assert pool.digest_index == ((b"same", second),)
     assert pool.find([b"same"]) == second
 

@@ -65,10 +65,10 @@ def test_a_forward_pass_that_raises_is_passed_on_and_no_step_follows(make_engine
     engine = make_engine()
     engine.submit("a", PROMPTS["a"], SamplingParams())
 
-    def lost(batch):
+    def lost(batch, copies):
         raise RuntimeError("device lost")
 
-    monkeypatch.setattr(engine.runner, "execute", lost)
+    monkeypatch.setattr(engine.runner, "launch", lost)
     with pytest.raises(RuntimeError, match="device lost"):
         engine.step()
     monkeypatch.undo()

@@ -30,6 +30,9 @@ SHAPES = {
     "blocks of one token": {"block_size": 1, "num_blocks": 128},
     "blocks of seven tokens": {"block_size": 7},
     "as many as a tile": {"max_num_seqs": 4, "max_num_batched_tokens": 8},
+    "a step in flight": {"async_scheduling": True},
+    "preemption of a step in flight": {"async_scheduling": True, "num_blocks": 13},
+    "evicted and loaded": {"num_blocks": 13, "host_blocks": 6},
 }
 
 
@@ -40,18 +43,18 @@ class Logits:
         self.engine = engine
         self.rows: dict[tuple[str, int], torch.Tensor] = {}
         tiled = engine.runner.tiled
-        right_execute, right_logits = engine.runner.execute, tiled.logits
+        right_launch, right_logits = engine.runner.launch, tiled.logits
 
-        def execute(batch):
-            self._samplers = [(share.request.request_id, share.request.num_tokens) for share in batch if share.samples]
-            return right_execute(batch)
+        def launch(batch, copies):
+            self._samplers = [(share.request.request_id, share.end) for share in batch if share.samples]
+            return right_launch(batch, copies)
 
-        def logits(cache, rows):
-            found = right_logits(cache, rows)
+        def logits(cache, token_ids, rows):
+            found = right_logits(cache, token_ids, rows)
             self.rows.update(zip(self._samplers, found, strict=True))
             return found
 
-        monkeypatch.setattr(engine.runner, "execute", execute)
+        monkeypatch.setattr(engine.runner, "launch", launch)
         monkeypatch.setattr(tiled, "logits", logits)
 
     def differing(self, other: Logits) -> list[tuple[str, int]]:
@@ -133,12 +136,12 @@ def test_no_batch_changes_a_bit_of_a_real_model(monkeypatch, drain):
 
 
 def rows(first: int, count: int, num_logits: int) -> Rows:
-    return Rows(list(range(first, first + count)), first, (), num_logits)
+    return Rows(count, first, (), num_logits)
 
 
 def test_rows_are_cut_into_tiles_in_order_and_each_logit_is_wanted_once():
     tiles = list(_tiles([rows(0, 3, 0), rows(5, 9, 4), rows(2, 1, 1)], 5))
-    assert [[(piece.first, len(piece.token_ids), piece.num_logits) for piece in tile] for tile in tiles] == [
+    assert [[(piece.first, piece.num_tokens, piece.num_logits) for piece in tile] for tile in tiles] == [
         [(0, 3, 0), (5, 2, 0)],
         [(7, 5, 2)],
         [(12, 2, 2), (2, 1, 1)],

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine import InvalidArgument, RequestOutput, SamplingParams
-from engine.sampler import Draw, _gumbel, _mixed, sample, stream_of
+from engine import EngineCoreOutput, InvalidArgument, SamplingParams
+from engine.sampler import Draw, SampledToken, _gumbel, sample, stream_of
+from engine.splitmix import mixed, states
 
 PROMPT = [(7 * i) % 500 for i in range(17)]
 HOT = {"temperature": 1.3, "max_tokens": 20, "ignore_eos": True}
@@ -18,9 +19,13 @@ def draws(count: int, **params) -> list[Draw]:
     return [Draw(made, stream_of(made, "r"), position) for position in range(count)]
 
 
+def sampled(logits: torch.Tensor, asked: list[Draw]) -> list[SampledToken]:
+    return sample(logits, asked).to_host().wait()
+
+
 def tokens(logits: list[float], count: int = 4000, **params) -> list[int]:
     rows = torch.tensor(logits).expand(count, -1)
-    return [token.token_id for token in sample(rows, draws(count, **{"temperature": 1.0, **params}))]
+    return [token.token_id for token in sampled(rows, draws(count, **{"temperature": 1.0, **params}))]
 
 
 def shares(found: list[int], size: int) -> list[float]:
@@ -78,7 +83,7 @@ def test_filters_apply_one_after_the_other():
 
 
 def test_random_words_are_those_of_splitmix64():
-    assert [word % (1 << 64) for word in _mixed(1234567, 3, torch.device("cpu")).tolist()] == [
+    assert [word % (1 << 64) for word in mixed(states(1234567, 1, 3, torch.device("cpu"))).tolist()] == [
         6457827717110365317,  # published first outputs for this seed
         3203168211198807973,
         9817491932198370423,
@@ -107,7 +112,7 @@ def test_a_seed_makes_the_id_irrelevant():
 def test_rows_do_not_see_each_other():
     torch.manual_seed(0)
     logits, asked = torch.randn(9, 301), draws(9, temperature=1.0, top_p=0.9, top_k=50, logprobs=3)
-    assert sample(logits, asked) == [token for row, draw in zip(logits, asked, strict=True) for token in sample(row[None], [draw])]
+    assert sampled(logits, asked) == [token for row, draw in zip(logits, asked, strict=True) for token in sampled(row[None], [draw])]
 
 
 # ---- in the engine ----
@@ -120,7 +125,7 @@ def test_batch_chunks_and_pauses_change_no_drawn_token(make_engine, drain):
         if companions:
             for number in range(3):
                 engine.submit(f"c{number}", PROMPT[number:], SamplingParams(**HOT))
-        told: list[RequestOutput] = []
+        told: list[EngineCoreOutput] = []
         for step in range(30 if pauses else 0):
             engine.step()
             told += engine.take_outputs()
@@ -165,7 +170,7 @@ def test_logprobs_are_the_models_own_and_come_with_each_token(make_engine):
 def test_log_probabilities_are_those_of_log_softmax():
     torch.manual_seed(0)
     row = torch.randn(1, 50)
-    (token,) = sample(row, draws(1, logprobs=50))
+    (token,) = sampled(row, draws(1, logprobs=50))
     expected = row[0].double().log_softmax(dim=0)
     assert dict(token.logprobs.top) == pytest.approx(dict(enumerate(expected.tolist())))
     assert token.logprobs.chosen == float(expected.max())

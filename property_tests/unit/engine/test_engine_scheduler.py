@@ -16,8 +16,9 @@ def submit(scheduler: Scheduler, request_id: str, prompt: list[int], *, parked: 
 def step(scheduler: Scheduler, token: int = 7) -> list[tuple[str, int, int]]:
     """Schedule and land one step; what was scheduled."""
     batch = scheduler.schedule()
-    sampling = [share for share in batch if share.samples]
-    scheduler.land(sampling, [token] * len(sampling), version="v")
+    for share in batch:
+        if share.samples:
+            scheduler.land(share, token, version="v")
     return [(share.request.request_id, share.first, share.num_tokens) for share in batch]
 
 
