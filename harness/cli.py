@@ -44,6 +44,12 @@ class Family(StrEnum):
     llama = "llama"
 
 
+class LateRequests(StrEnum):
+    queue = "queue"
+    reject = "reject"
+    block = "block"
+
+
 class DType(StrEnum):
     float32 = "float32"
     bfloat16 = "bfloat16"
@@ -52,7 +58,7 @@ class DType(StrEnum):
 @app.command()
 def run(
     files: ScenarioFiles,
-    engine: Annotated[str, typer.Option(help="sim or torch.")] = "sim",
+    engine: Annotated[str, typer.Option(help="sim, torch or vllm in lockstep; torch-live or vllm-live running by themselves.")] = "sim",
     overrides: Overrides = None,
     runs: Runs = Path("runs"),
     seed: Seed = 0,
@@ -107,6 +113,7 @@ def fuzz(
     cases: Annotated[int | None, typer.Option(min=1, help="Stop after so many cases.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the first case; each case has the next.")] = 0,
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
+    ray: Annotated[str | None, typer.Option(metavar="ADDRESS", help="On the Ray cluster there; `auto`: the one of this machine.")] = None,
     overrides: Overrides = None,
     runs: Runs = Path("runs"),
     corpus: Annotated[Path | None, typer.Option(help="File of known failures: read, and added to.")] = None,
@@ -125,6 +132,7 @@ def fuzz(
                 cases=cases,
                 seed=seed,
                 jobs=jobs,
+                ray=ray,
                 overrides=overrides or (),
                 runs=runs,
                 corpus=corpus,
@@ -183,6 +191,90 @@ def drill(
     from harness.faults import command
 
     _exit(command.run(faults or (), third=third, seeds=seeds, minimal=minimal, page_file=page, as_json=as_json))
+
+
+@app.command()
+def check(
+    url: Annotated[str, typer.Argument(metavar="URL", help="Of a running server, as http://127.0.0.1:8000.", show_default=False)],
+    key: Annotated[str | None, typer.Option(envvar="CAESURA_API_KEY", help="What the server wants as bearer.")] = None,
+    tracer: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The tracer that it serves a version of: other versions are pushed from there.")
+    ] = None,
+    require: Annotated[list[str] | None, typer.Option(metavar="CHECK", help="Unknown if this one cannot be made; may be repeated.")] = None,
+    only: Annotated[list[str] | None, typer.Option(metavar="CHECK", help="Make this one alone; may be repeated.")] = None,
+    foreign_traffic_ok: Annotated[
+        bool, typer.Option("--foreign-traffic-ok", help="Go on though others use the server, and may lose requests.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How long an answer may take.")] = 10.0,
+    runs: Runs = Path("runs"),
+    as_json: Json = False,
+) -> None:
+    """Put a running server to every promise, over HTTP alone; it is left as it was found."""
+    try:
+        from harness.check import command
+    except ModuleNotFoundError as error:
+        raise BadInput(f"`check` needs the package {error.name}: install caesura-rl with the extra 'check'") from error
+
+    asked = command.Asked(key, timeout, tracer, foreign_traffic_ok, require or (), only or (), runs, as_json)
+    _exit(command.check(url, asked))
+
+
+@app.command()
+def serve(
+    checkpoint: Annotated[str, typer.Argument(help="A folder, or tiny, tracer or smollm2.", show_default=False)],
+    host: Annotated[str, typer.Option(help="Address to listen at; beyond this machine, dev mode wants an API key.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8000,
+    dev_mode: Annotated[
+        bool,
+        typer.Option(
+            "--dev-mode",
+            envvar=["CAESURA_SERVER_DEV_MODE", "VLLM_SERVER_DEV_MODE"],
+            help="Serve the control plane: pause, resume, abort, weights, sleep.",
+        ),
+    ] = False,
+    api_key: Annotated[
+        str | None, typer.Option(envvar=["CAESURA_API_KEY", "VLLM_API_KEY"], help="What clients must send as bearer.")
+    ] = None,
+    served_model_name: Annotated[str | None, typer.Option(help="What /v1/models lists; the checkpoint's name.")] = None,
+    drain: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long a stop lets requests run on.")] = 5.0,
+    block_size: Annotated[int, typer.Option(min=1, help="Tokens of a KV block.")] = 16,
+    num_blocks: Annotated[int, typer.Option(min=1, help="KV blocks.")] = 512,
+    max_model_len: Annotated[int, typer.Option(min=2, help="Longest sequence, prompt and output.")] = 2048,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Most requests running at a time.")] = 16,
+    max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Token budget of a step.")] = 512,
+    prefix_caching: Annotated[bool, typer.Option(help="Share KV between equal prefixes.")] = True,
+    async_scheduling: Annotated[bool, typer.Option(help="Schedule a step while the one before is in flight.")] = False,
+    host_blocks: Annotated[int, typer.Option(min=0, help="KV blocks of a tier in host memory.")] = 0,
+    late_requests: Annotated[LateRequests, typer.Option(help="What becomes of requests that come while paused.")] = LateRequests.queue,
+    dtype: Annotated[DType, typer.Option(help="In which the model computes.")] = DType.float32,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    in_process: Annotated[bool, typer.Option("--in-process", help="The engine in a thread of the server, not in its own process.")] = False,
+) -> None:
+    """Our engine behind an HTTP API: OpenAI's completions, and the control plane of RL servers."""
+    from harness import verbs
+
+    server = {
+        "host": host,
+        "port": port,
+        "dev_mode": dev_mode,
+        "api_key": api_key,
+        "served_model_name": served_model_name,
+        "drain_s": drain,
+    }
+    shape = {
+        "block_size": block_size,
+        "num_blocks": num_blocks,
+        "max_model_len": max_model_len,
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "prefix_caching": prefix_caching,
+        "async_scheduling": async_scheduling,
+        "host_blocks": host_blocks,
+        "late_requests": late_requests.value,
+        "dtype": dtype.value,
+        "device": device,
+    }
+    _exit(verbs.serve(checkpoint, shape, server, in_process=in_process))
 
 
 @app.command()

@@ -46,6 +46,17 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     mismatch: Mismatch | None
 
 
+def together(explanations: Sequence[Explanation]) -> Explanation:
+    """Of the logs of several ranks: what was explained of all of them, and what was not first."""
+    mismatches = [explanation.mismatch for explanation in explanations if explanation.mismatch is not None]
+    return Explanation(
+        transactions=sum(explanation.transactions for explanation in explanations),
+        events=sum(explanation.events for explanation in explanations),
+        states=sum(explanation.states for explanation in explanations),
+        mismatch=min(mismatches, key=lambda mismatch: mismatch.seq, default=None),
+    )
+
+
 class Explainer:
     """Follows an engine with the model, a transaction or a whole log at a time, up to the first mismatch.
 
@@ -108,6 +119,8 @@ class Explainer:
                 pass
             case Differed() as differed:
                 self._note_difference(differed)
+            case StepFailed():
+                self._broken = True
             case Called(op=op, operation=data):
                 self._transactions += 1
                 self._explained(entry)
@@ -131,12 +144,8 @@ class Explainer:
             index = self._compare(entries, index, self._model.schedule(), during="a step")
         if self.mismatch is not None or not self._model.landing_due:
             return index
-        if index < len(entries) and isinstance(entries[index].event, Called):
-            return index  # A live engine takes calls up between the launch of a step and the next landing.
-        if index < len(entries) and isinstance(entries[index].event, StepFailed):
-            self._broken = True
-            self._explained(entries[index])
-            return index + 1
+        if index < len(entries) and isinstance(entries[index].event, Called | StepFailed):
+            return index  # A live engine takes calls up between the launch of a step and the next landing, and a launch may break.
         tokens = _next_tokens(entries, index)
         return self._compare(entries, index, self._model.land(lambda request, _: tokens.get(request, NO_TOKEN)), during="a step")
 

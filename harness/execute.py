@@ -19,6 +19,7 @@ from harness.backends import Backend
 from harness.events import (
     Accepted,
     Admitted,
+    Answered,
     Blocked,
     Called,
     Closed,
@@ -26,7 +27,9 @@ from harness.events import (
     Entry,
     Event,
     Finished,
+    Heard,
     Launched,
+    Output,
     Preempted,
     Returned,
     StepFailed,
@@ -116,10 +119,10 @@ class Facts:
                     self.failed = True
                 case Delivered(outputs=outputs):
                     self.stalled_steps = 0
-                    for output in outputs:
-                        for index in range(output.first + 1, output.first + len(output.tokens) + 1):
-                            self._since.setdefault(("tokens", index, output.request), now_ns)
-                case Returned(op=op) if op in self._names:
+                    self._hear_outputs(outputs, now_ns)
+                case Heard(outputs=outputs):
+                    self._hear_outputs(outputs, now_ns)
+                case Returned(op=op) | Answered(call=op) if op in self._names:
                     self._since.setdefault(("returned", self._names[op]), now_ns)
                 case Accepted(request=request):
                     self._since.setdefault(("state", "accepted", request), now_ns)
@@ -133,6 +136,13 @@ class Facts:
                     self._since.setdefault(("state", "finished", request), now_ns)
                 case _:
                     pass
+
+    def _hear_outputs(self, outputs: Sequence[Output], now_ns: int) -> None:
+        for output in outputs:
+            for index in range(output.first + 1, output.first + len(output.tokens) + 1):
+                self._since.setdefault(("tokens", index, output.request), now_ns)
+            if output.finish_reason is not None:
+                self._since.setdefault(("state", "finished", output.request), now_ns)
 
 
 class Chain:
@@ -170,6 +180,69 @@ def chains_of(timeline: Sequence[TimelineEntry]) -> list[Chain]:
     return [Chain(entries) for entries in chains]
 
 
+class Timeline:
+    """The chains that have entries left, and the facts that their triggers ask about."""
+
+    def __init__(self, entries: Sequence[TimelineEntry]) -> None:
+        self.facts = Facts()
+        self.chains = chains_of(entries)
+
+    @property
+    def next_ns(self) -> int | None:
+        """When the next chain is due, as far as that is known; it may be past."""
+        return min((due for chain in self.chains if (due := chain.due_ns(self.facts)) is not None), default=None)
+
+    def fire(self, clock: Callable[[], int], call: Callable[[Operation, str | None], None]) -> None:
+        """Let every chain that is due go on, in file order, until none is: each entry's operation and name are given to `call`."""
+        while (chain := next(self._due(clock()), None)) is not None:
+            self._advance(chain, clock, call)
+            self.chains = [chain for chain in self.chains if chain.rest]
+
+    def end_step_waits(self) -> bool:
+        """No further step will come: chains that wait for one go on. Returns whether any did."""
+        waiting = [chain for chain in self.chains if chain.resume_at_step is not None]
+        for chain in waiting:
+            chain.resume_at_step = None
+        return bool(waiting)
+
+    def unfired(self) -> tuple[str, ...]:
+        """The entries that are left, in words."""
+        return tuple(f"line {entry.line}: {in_words(entry.operation)}" for chain in self.chains for entry in chain.rest)
+
+    def _due(self, now_ns: int) -> Iterator[Chain]:
+        for chain in self.chains:
+            due_ns = chain.due_ns(self.facts)
+            if due_ns is not None and due_ns <= now_ns:
+                yield chain
+
+    def _advance(self, chain: Chain, clock: Callable[[], int], call: Callable[[Operation, str | None], None]) -> None:
+        """Call the chain's entries up to and including its next `step` or `advance`."""
+        chain.resume_at_step = chain.resume_at_ns = None
+        for entry in chain.rest:
+            chain.position += 1
+            match entry.operation:
+                case Step():
+                    chain.resume_at_step = self.facts.steps + 1
+                    return
+                case Advance(steps=int(steps)):
+                    chain.resume_at_step = self.facts.steps + steps
+                    return
+                case Advance(ms=float(ms) | int(ms)):
+                    chain.resume_at_ns = clock() + round(ms * NS_PER_MS)
+                    return
+                case operation:
+                    call(operation, entry.name)
+
+
+def with_token_ids(operation: Operation, tokenize: Callable[[str], tuple[int, ...]]) -> Operation:
+    """A prompt as the token ids that it stands for, so that a log means the same to every later reader."""
+    if not isinstance(operation, Submit):
+        return operation
+    prompt = operation.prompt
+    tokens = prompt.token_ids if prompt.token_ids is not None else tokenize(prompt.text or "")
+    return operation.model_copy(update={"prompt": Prompt(text=prompt.text, tokens=tokens)})
+
+
 class Lockstep:
     """One run of a scenario on a started backend."""
 
@@ -190,9 +263,9 @@ class Lockstep:
         """
         self.scenario = scenario
         self.backend = backend
-        self.facts = Facts()
+        self.timeline = Timeline(scenario.timeline)
+        self.facts = self.timeline.facts
         self.journal = Journal(writer, (self.facts.hear, *listeners))
-        self.chains = chains_of(scenario.timeline)
         self.step_ns = round(scenario.latency.step_ms * NS_PER_MS)
         self.ops = 0
         self.recompute = recompute
@@ -217,54 +290,23 @@ class Lockstep:
 
     def _close(self, why: str, error: str) -> None:
         self.journal.write(self.differed())
-        unfired = tuple(f"line {entry.line}: {in_words(entry.operation)}" for chain in self.chains for entry in chain.rest)
-        self.journal.write([Closed(why=why, count=self.journal.seq, unfired=unfired, error=error)])
+        self.journal.write([Closed(why=why, count=self.journal.seq, unfired=self.timeline.unfired(), error=error)])
 
     def _loop(self, interrupts: Interrupts) -> str:
         while not interrupts.asked:
-            self._fire_all_due()
+            self.timeline.fire(lambda: self.journal.now_ns, self._call)
             if self.facts.failed:
                 return "failed"
             if self.facts.stalled_steps >= STALLED_STEPS:
                 return "stalled"
             if self.backend.has_work():
                 self._step()
-            elif not (self._end_step_waits() or self._jump()):
+            elif not (self.timeline.end_step_waits() or self._jump()):
                 return self._why_idle()
         return "interrupted"
 
-    def _fire_all_due(self) -> None:
-        """Let every chain that is due go on, in file order, until none is."""
-        while (chain := next(self._due(), None)) is not None:
-            self._advance(chain)
-            self.chains = [chain for chain in self.chains if chain.rest]
-
-    def _due(self) -> Iterator[Chain]:
-        for chain in self.chains:
-            due_ns = chain.due_ns(self.facts)
-            if due_ns is not None and due_ns <= self.journal.now_ns:
-                yield chain
-
-    def _advance(self, chain: Chain) -> None:
-        """Call the chain's entries up to and including its next `step` or `advance`."""
-        chain.resume_at_step = chain.resume_at_ns = None
-        for entry in chain.rest:
-            chain.position += 1
-            match entry.operation:
-                case Step():
-                    chain.resume_at_step = self.facts.steps + 1
-                    return
-                case Advance(steps=int(steps)):
-                    chain.resume_at_step = self.facts.steps + steps
-                    return
-                case Advance(ms=float(ms) | int(ms)):
-                    chain.resume_at_ns = self.journal.now_ns + round(ms * NS_PER_MS)
-                    return
-                case operation:
-                    self._call(operation, entry.name)
-
     def _call(self, operation: Operation, name: str | None) -> None:
-        operation = self._with_token_ids(operation)
+        operation = with_token_ids(operation, self.backend.tokenize)
         op, self.ops = self.ops, self.ops + 1
         if name is not None:
             self.facts.name_call(op, name, self.journal.now_ns)
@@ -273,33 +315,17 @@ class Lockstep:
             done = self.backend.apply(op, operation)
         self.journal.write([called, *done])
 
-    def _with_token_ids(self, operation: Operation) -> Operation:
-        """A prompt as the token ids that it stands for, so that a log means the same to every later reader."""
-        if not isinstance(operation, Submit):
-            return operation
-        prompt = operation.prompt
-        tokens = prompt.token_ids if prompt.token_ids is not None else self.backend.tokenize(prompt.text or "")
-        return operation.model_copy(update={"prompt": Prompt(text=prompt.text, tokens=tokens)})
-
     def _step(self) -> None:
         self.journal.now_ns += self.step_ns
         with crash_in(f"step {self.facts.steps + 1}"):
             done = self.backend.step()
         self.journal.write(done)
 
-    def _end_step_waits(self) -> bool:
-        """Without work no further step will come: chains that wait for one go on."""
-        waiting = [chain for chain in self.chains if chain.resume_at_step is not None]
-        for chain in waiting:
-            chain.resume_at_step = None
-        return bool(waiting)
-
     def _jump(self) -> bool:
         """Move time to the next chain that is due in the future."""
-        future = [due for chain in self.chains if (due := chain.due_ns(self.facts)) is not None]
-        if not future:
+        if (next_ns := self.timeline.next_ns) is None:
             return False
-        self.journal.now_ns = min(future)
+        self.journal.now_ns = next_ns
         return True
 
     def _why_idle(self) -> str:

@@ -7,25 +7,29 @@ judged again by a newer checker: `run_trial` computes it while the run goes on,
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Literal, Protocol
 
 import msgspec
 
-from harness.backends import Backend, EngineInfo, Recomputes
-from harness.conformance import Explainer, Explanation
-from harness.coverage import Coverage, Situations
+from harness.backends import Backend, CannotRun, EngineInfo, Limited, LiveBackend, Prepares, Recomputes, opened_event
+from harness.client import ClientView
+from harness.conformance import Explainer, Explanation, together
+from harness.coverage import ClientSituations, Coverage, Situations, merged
 from harness.errors import BadInput
-from harness.events import SCHEMA, Closed, Differed, Entry, Event, Launched, Opened, StepFailed
+from harness.events import Closed, Differed, Entry, Event, Heard, Launched, Opened, StepFailed
 from harness.execute import Listener, Lockstep
 from harness.invariants import Judge
-from harness.log import Log, LogWriter
-from harness.operations import Submit
-from harness.replay import Replay
-from harness.scenario import EngineShape, Scenario
+from harness.invariants.panel import CLIENT, Panel
+from harness.live import Live, Rank
+from harness.log import Log, LogWriter, read_log
+from harness.operations import DRIVER_VERBS, Operation, Submit
+from harness.replay import BLOCKS_SEEN, Replay
+from harness.scenario import Scenario
 from harness.verdict import Judgement
-from harness.version import version
 
 Status = Literal["holds", "violated", "unknown"]
 
@@ -47,22 +51,32 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     scenario: Scenario | None
     entries: Sequence[Entry]
     replay: Replay
-    """The state at the end of the log."""
+    """The state at the end of the log; of several ranks that of the first, and of a log that clients alone kept, nothing."""
     verdict: Verdict
     coverage: Coverage
     """The situations that it reached."""
+    view: ClientView | None = None
+    """What clients knew at the end, if they kept a log."""
 
     @property
     def opened(self) -> Opened:
-        opened = self.entries[0].event
-        assert isinstance(opened, Opened)
-        return opened
+        """Who ran what; of several writers the one that shows most, about the scenario that any of them names."""
+        return _opened(self.entries)
+
+    @property
+    def closed(self) -> Closed | None:
+        """How it ended, of a live run as its clients say; None if it has no end."""
+        return _closed(self.entries)
+
+    @property
+    def from_outside(self) -> bool:
+        """Clients alone kept a log."""
+        return self.view is not None and not self.view.ranks
 
     @property
     def interrupted(self) -> bool:
         """The user stopped it."""
-        closed = _closed(self.entries)
-        return closed is not None and closed.why == "interrupted"
+        return self.closed is not None and self.closed.why == "interrupted"
 
 
 class Driver(Protocol):
@@ -96,7 +110,8 @@ def run_trial(
         LogError: the log cannot be written.
     """
     entries: list[Entry] = []
-    judge, situations = _judge()
+    judge = Judge()
+    situations = _counted(judge)
     explainer = Explainer() if explain else None
     with LogWriter(folder) as writer:
         listeners: list[Listener] = [lambda news: _append(writer, news), entries.extend, judge.feed]
@@ -115,13 +130,17 @@ def run_trial(
     return Trial(scenario=scenario, entries=entries, replay=judge.replay, verdict=verdict, coverage=coverage)
 
 
-def check_possible(scenario: Scenario, info: EngineInfo) -> None:
+def check_possible(scenario: Scenario, backend: Backend | LiveBackend, info: EngineInfo) -> None:
     """What only a started engine knows: the model is given no vocabulary, so it would accept what the engine must refuse.
 
     Raises:
         BadInput: a prompt has a token id that the engine has no embedding for.
+        CannotRun: the engine cannot be asked for something that the scenario asks for.
     """
     for entry in scenario.timeline:
+        driven = isinstance(entry.operation, DRIVER_VERBS)
+        if isinstance(backend, Limited) and not driven and (why := backend.cannot(entry.operation)) is not None:
+            raise CannotRun(f"{scenario.path or scenario.name}:{entry.line}: {backend.name} cannot {why}")
         if info.vocab_size is None or not isinstance(entry.operation, Submit):
             continue
         highest = max(entry.operation.prompt.token_ids or (0,))
@@ -134,23 +153,48 @@ def _differed(explainer: Explainer | None) -> tuple[Differed, ...]:
     return () if explainer is None or explainer.differed is None else (explainer.differed,)
 
 
-def opened_event(shape: EngineShape, backend: Backend, info: EngineInfo, *, digest: str, seed: int) -> Opened:
-    """The first event of a lockstep log."""
-    return Opened(
-        schema=SCHEMA,
-        caesura=version(),
-        backend=backend.name,
-        versions=info.versions,
-        level=backend.level,
-        device=info.device,
-        engine=shape.model_dump(mode="json"),
-        profile=info.profile,
-        eos_token_ids=info.eos_token_ids,
-        scenario=digest,
-        seed=seed,
-        clock_base_ns=0,
-        rank=0,
-    )
+async def run_live_trial(
+    scenario: Scenario,
+    backend: LiveBackend,
+    folder: Path,
+    *,
+    seed: int = 0,
+    min_pass_rate: float = 1.0,
+    progress: Listener = lambda entries: None,
+    afterwards: Iterable[Operation] = (),
+) -> Trial:
+    """Start a live engine and run a scenario on it; the logs of its clients and ranks are in `folder` when this returns.
+
+    The engine is left running, with nothing paused and no request of ours: whoever made the backend stops it.
+
+    Args:
+        seed, min_pass_rate, progress: as for `run_trial`; `progress` hears what clients do.
+        afterwards: operations that follow the timeline, each as soon as the engine has come to rest after the one before.
+
+    Raises:
+        CannotRun: the engine cannot be asked for something that the scenario asks for.
+        BackendError: the engine cannot be started.
+        LogError: a log cannot be written.
+    """
+    info = await backend.start(scenario.engine, folder)
+    check_possible(scenario, backend, info)
+    _prepare(scenario, backend)
+    base_ns = time.monotonic_ns()
+    opened = opened_event(scenario.engine, backend, info, digest=scenario.digest, seed=seed, clock_base_ns=base_ns)
+    with ExitStack() as files:
+        writer = files.enter_context(LogWriter(folder, CLIENT))
+        ranks = [files.enter_context(closing(Rank(path))) for path in sorted(folder.glob("events.r*.jsonl"))]
+        listeners: list[Listener] = [lambda news: _append(writer, news), progress]
+        recompute = (lambda: backend.references(_of_ranks(folder))) if isinstance(backend, Recomputes) else tuple
+        driver = Live(scenario, backend, listeners, ranks=ranks, base_ns=base_ns, afterwards=afterwards, recompute=recompute)
+        await driver.run(msgspec.structs.replace(opened, level=0))
+    return review(read_log(folder), scenario, min_pass_rate=min_pass_rate)
+
+
+def _prepare(scenario: Scenario, backend: LiveBackend) -> None:
+    for entry in scenario.timeline:
+        if isinstance(backend, Prepares) and not isinstance(entry.operation, DRIVER_VERBS):
+            backend.prepare(entry.operation)
 
 
 def review(log: Log, scenario: Scenario | None, *, whole: bool = True, min_pass_rate: float = 1.0) -> Trial:
@@ -160,38 +204,50 @@ def review(log: Log, scenario: Scenario | None, *, whole: bool = True, min_pass_
         whole: False for a log that was cut on purpose: it is not held against it that it has no end.
         min_pass_rate: as for `run_trial`.
     """
-    judge, situations = _judge()
-    judge.feed(log.entries)
-    explanation = _explain(log, cut=not whole) if log.opened.level >= 2 else None
-    coverage = situations.coverage
+    panel = Panel(log.entries)
+    situations: list[Situations | ClientSituations] = [_counted(judge) for judge in panel.ranks.values()]
+    if panel.client is not None:
+        in_front = ClientSituations(panel.client.replay)
+        panel.client.add_watcher(in_front)
+        situations.append(in_front)
+    judgements = panel.finish()
+    explanation = _explain(panel, cut=not whole)
+    coverage = merged(counted.coverage for counted in situations)
     verdict = assess(
         scenario if whole else None,
         log.entries,
-        judge.finish(),
+        judgements,
         explanation,
         coverage,
         whole=whole,
         torn=map(str, log.tails),
         min_pass_rate=min_pass_rate,
     )
-    return Trial(scenario=scenario, entries=log.entries, replay=judge.replay, verdict=verdict, coverage=coverage)
+    replay = next((judge.replay for judge in panel.ranks.values()), Replay())
+    view = panel.client.replay if panel.client is not None else None
+    return Trial(scenario=scenario, entries=log.entries, replay=replay, verdict=verdict, coverage=coverage, view=view)
 
 
-def _explain(log: Log, *, cut: bool) -> Explanation:
-    explainer = Explainer(cut=cut)
-    try:
-        explainer.feed(log.entries)
-    except ValueError as error:
-        raise BadInput(f"this log is not one that the model can follow: {error}") from error
-    return explainer.explanation
+def _explain(panel: Panel, *, cut: bool) -> Explanation | None:
+    """What the model says of each rank that shows blocks, together; None if none does."""
+    explanations = []
+    for writer, entries in panel.by_rank.items():
+        if (panel.ranks[writer].replay.level or 0) < BLOCKS_SEEN:
+            continue
+        explainer = Explainer(cut=cut)
+        try:
+            explainer.feed(entries)
+        except ValueError as error:
+            raise BadInput(f"this log is not one that the model can follow: {error}") from error
+        explanations.append(explainer.explanation)
+    return together(explanations) if explanations else None
 
 
-def _judge() -> tuple[Judge, Situations]:
-    """A judge of every invariant, and what counts situations beside it."""
-    judge = Judge()
+def _counted(judge: Judge) -> Situations:
+    """What counts situations beside a judge."""
     situations = Situations(judge.replay)
     judge.add_watcher(situations)
-    return judge, situations
+    return situations
 
 
 def assess(
@@ -237,30 +293,51 @@ def _violated(judgements: Iterable[Judgement]) -> list[str]:
 def _unknowns(
     scenario: Scenario | None, entries: Sequence[Entry], judgements: Sequence[Judgement], coverage: Coverage, *, whole: bool
 ) -> list[str]:
-    opened = entries[0].event
+    opened = _opened(entries)
     sentences = []
     if all(judgement.status == "not-checkable" for judgement in judgements):
         sentences.append("no invariant could be checked on this log")
     closed = _closed(entries)
-    if closed is None and whole:
-        sentences.append("the log is not closed: it ends where its writer was stopped")
+    unclosed = sorted({entry.writer for entry in entries} - {entry.writer for entry in entries if isinstance(entry.event, Closed)})
+    if unclosed and whole:
+        sentences += [f"the log{of} is not closed: it ends where its writer was stopped" for of in _of_writers(unclosed, entries)]
     elif closed is not None and closed.why == "interrupted":
         sentences.append("the run was interrupted")
     elif closed is not None and not closed.cut_short:
         sentences += [f"never fired, {entry}" for entry in closed.unfired]
-    if whole and not any(isinstance(entry.event, Launched) for entry in entries):
+    if whole and not any(isinstance(entry.event, Launched | Heard) for entry in entries):
         sentences.append("no step was made, so nothing was shown")
     if scenario is None:
         return sentences
-    if isinstance(opened, Opened) and opened.level < scenario.needs.level:
+    if opened.level < scenario.needs.level:
         sentences.append(f"the scenario needs level {scenario.needs.level}, {opened.backend} shows level {opened.level}")
     sentences += [f"{name} was to be reached and was not" for name in scenario.expect.reaches if name not in coverage]
     return sentences
 
 
+def _of_writers(writers: Sequence[str], entries: Sequence[Entry]) -> list[str]:
+    """Whose log, where there are several."""
+    several = any(entry.writer != entries[0].writer for entry in entries)
+    return [f" of {writer}" if several else "" for writer in writers]
+
+
+def _opened(entries: Sequence[Entry]) -> Opened:
+    found = [entry.event for entry in entries if isinstance(entry.event, Opened)]
+    most = max(found, key=lambda opened: opened.level)
+    of_scenario = next((opened for opened in found if opened.scenario), most)
+    return msgspec.structs.replace(most, scenario=of_scenario.scenario, seed=of_scenario.seed)
+
+
 def _closed(entries: Sequence[Entry]) -> Closed | None:
-    last = entries[-1].event
-    return last if isinstance(last, Closed) else None
+    """How the run ended: as its clients say, if they kept a log."""
+    found = {entry.writer: entry.event for entry in entries if isinstance(entry.event, Closed)}
+    if any(entry.writer == CLIENT for entry in entries):
+        return found.get(CLIENT)
+    return next(iter(found.values()), None)
+
+
+def _of_ranks(folder: Path) -> list[Entry]:
+    return [entry for entry in read_log(folder).entries if entry.writer != CLIENT]
 
 
 def _append(writer: LogWriter, entries: Sequence[Entry]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,22 +17,23 @@ import msgspec
 import yaml
 from pydantic import ValidationError
 
-from harness.backends import Backend, EngineInfo, make_backend
+from harness.backends import Backend, BackendError, CannotRun, EngineInfo, LiveBackend, is_live, make_backend, make_live_backend
 from harness.checkpoints import ensure, find
 from harness.errors import INTERRUPTED, BadInput
-from harness.events import Delivered, Entry, Launched, Opened, Reference, comparable
+from harness.events import Delivered, Entry, Heard, Launched, Opened, Reference, comparable
 from harness.execute import Listener
 from harness.invariants import INVARIANTS
 from harness.junit import TestCase, write_junit
 from harness.log import read_log
 from harness.operations import SwapWeights, UpdateWeights
+from harness.replay import BLOCKS_SEEN
 from harness.runs import COVERAGE, REPORT, SCENARIO, RunFolder
 from harness.scenario import EngineShape, Scenario, dump, load_scenario
 from harness.scenario_source import suggestion
 from harness.simulation.figures import figures_of
 from harness.tokenizer import Tokenizer, tokenizer_of
-from harness.trial import EXIT_CODES, Driver, Status, Trial, check_possible, review, run_trial, worst
-from reports.text import Origin, coverage_table, render, render_state, summary_row
+from harness.trial import EXIT_CODES, Driver, Status, Trial, check_possible, review, run_live_trial, run_trial, worst
+from reports.text import MARGIN, Origin, coverage_table, render, render_state, summary_row
 
 
 class Asked(NamedTuple):
@@ -130,6 +133,25 @@ def export(file: Path, *, to: str, profile: str) -> int:
     return 0
 
 
+def serve(checkpoint: str, shape: dict[str, Any], server: dict[str, Any], *, in_process: bool) -> int:
+    """Serve the engine of this repository until it is told to stop; `shape` and `server` are fields of its configurations."""
+    try:
+        from engine import EngineConfig, EngineDeadError
+        from engine.server import ServerConfig
+        from engine.server import serve as serve_engine
+    except ModuleNotFoundError as error:
+        raise BadInput(f"serving needs {error.name}, which is not installed: pip install 'caesura-rl[engine,server]'") from None
+    name = server["served_model_name"] or Path(checkpoint).name
+    try:
+        config = ServerConfig(**{**server, "served_model_name": name})
+        serve_engine(EngineConfig(checkpoint=ensure(checkpoint), **shape), config, in_process=in_process)
+    except (ValueError, OSError, EngineDeadError) as error:
+        raise BadInput(str(error)) from error
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0
+
+
 def report(folder: Path) -> int:
     """Judge a run folder again and write its report again."""
     if not folder.is_dir():
@@ -158,8 +180,13 @@ def _run_all(
             raise BadInput(f"{scenario.path}: its workload is simulated in virtual time; expected `run --engine sim`, got {' '.join(verb)}")
     statuses: list[Status] = []
     tests: list[TestCase] = []
-    for scenario in scenarios:
-        trial, folder = _run_one(scenario, engine, asked, explain=explain)
+    for scenario, run_one in _each(scenarios, engine, asked, explain=explain):
+        try:
+            trial, folder = run_one()
+        except CannotRun as refusal:
+            statuses.append("unknown")
+            _print_refusal(scenario, refusal, as_json=asked.as_json)
+            continue
         text = render(trial, _tokenizer(trial.opened), Origin(folder.path, _again_asked(scenario, verb, asked)))
         folder.write(REPORT, text)
         folder.write(COVERAGE, coverage_table(trial.coverage))
@@ -179,15 +206,34 @@ def _run_all(
     return EXIT_CODES[worst(statuses)]
 
 
+Run = Callable[[], tuple[Trial, RunFolder]]
+
+
+def _each(scenarios: Sequence[Scenario], engine: str, asked: Asked, *, explain: bool) -> Iterator[tuple[Scenario, Run]]:
+    """Each scenario, and what runs it. A live engine may go on from one scenario to the next, and is stopped after the last."""
+    if not is_live(engine):
+        for scenario in scenarios:
+            yield scenario, partial(_run_one, scenario, engine, asked, explain=explain)
+        return
+    backend = make_live_backend(engine)
+    if explain and backend.level < BLOCKS_SEEN:
+        raise BadInput(f"diff has the model explain an engine, and {engine} shows level {backend.level}, not its blocks; expected `run`")
+    with asyncio.Runner() as runner:
+        try:
+            for scenario in scenarios:
+                yield scenario, lambda scenario=scenario: runner.run(_run_live(scenario, backend, asked))
+        finally:
+            runner.run(backend.stop())
+
+
 def _run_one(scenario: Scenario, engine: str, asked: Asked, *, explain: bool) -> tuple[Trial, RunFolder]:
     """Start an engine, run the scenario on it in a new run folder, stop the engine."""
     backend = make_backend(engine, seed=asked.seed)
     if engine != "sim":
         _make_sources(scenario)
     with _progress(scenario, engine) as progress, _started(backend, scenario.engine) as info:
-        check_possible(scenario, info)
-        folder = RunFolder.make(asked.runs, scenario.name)
-        folder.write(SCENARIO, dump(scenario) if asked.overrides else scenario.text)
+        check_possible(scenario, backend, info)
+        folder = _new_folder(scenario, asked)
         trial = run_trial(
             scenario,
             backend,
@@ -200,6 +246,34 @@ def _run_one(scenario: Scenario, engine: str, asked: Asked, *, explain: bool) ->
             drive=_driver(scenario, asked.seed),
         )
     return trial, folder
+
+
+async def _run_live(scenario: Scenario, backend: LiveBackend, asked: Asked) -> tuple[Trial, RunFolder]:
+    """Run the scenario on a live engine in a new run folder, where the engine keeps its own log from its start on."""
+    _make_sources(scenario)
+    folder = _new_folder(scenario, asked)
+    with _progress(scenario, backend.name) as progress:
+        try:
+            trial = await run_live_trial(
+                scenario, backend, folder.path, seed=asked.seed, min_pass_rate=asked.min_pass_rate, progress=progress
+            )
+        except BackendError:
+            folder.remove()
+            raise
+    return trial, folder
+
+
+def _new_folder(scenario: Scenario, asked: Asked) -> RunFolder:
+    folder = RunFolder.make(asked.runs, scenario.name)
+    folder.write(SCENARIO, dump(scenario) if asked.overrides else scenario.text)
+    return folder
+
+
+def _print_refusal(scenario: Scenario, refusal: CannotRun, *, as_json: bool) -> None:
+    if as_json:
+        _print_json({"status": "unknown", "reasons": [str(refusal)], "scenario": str(scenario.path)})
+    else:
+        print(f"{'unknown':<{MARGIN}}{refusal}", flush=True)
 
 
 def _again_asked(scenario: Scenario, verb: Sequence[str], asked: Asked) -> str:
@@ -341,7 +415,7 @@ def _progress(scenario: Scenario, engine: str) -> Iterator[Listener]:
             for entry in entries:
                 if isinstance(entry.event, Launched):
                     steps += 1
-                elif isinstance(entry.event, Delivered):
+                elif isinstance(entry.event, Delivered | Heard):
                     tokens += sum(len(output.tokens) for output in entry.event.outputs)
             status.update(f"{label}: {steps} steps, {tokens} tokens")
 

@@ -23,6 +23,10 @@ settings.register_profile("repeatable", derandomize=True, deadline=None, print_b
 settings.load_profile("repeatable")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="random tests in full: vLLM's 21,000 cases, the HTTP server's thousands")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Quick kinds of tests first, so that the commonest failures show soonest; within a kind the order stays."""
     here = Path(__file__).parent

@@ -5,11 +5,12 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from harness.client import ClientView
 from harness.conformance import Explanation
 from harness.coverage import Coverage
-from harness.events import Called, Closed, Delivered, Entry, Launched, Opened, Returned
+from harness.events import Answered, Asked, Called, Delivered, Entry, Failure, Heard, Launched, Opened, Returned
 from harness.replay import Request
 from harness.simulation.figures import figures_of
 from harness.situations import SITUATIONS
@@ -63,7 +64,9 @@ def header(opened: Opened) -> str:
 def summary_row(trial: Trial, folder: Path) -> str:
     """One line for one of several files."""
     explanation = trial.verdict.explanation
-    explained = f", {explanation.states} states equal" if explanation and not explanation.mismatch else ""
+    explained = ""
+    if explanation and not explanation.mismatch:
+        explained = f", {explanation.states} states equal" if explanation.states else ", explained by sim"
     source = trial.scenario.path if trial.scenario and trial.scenario.path else folder
     return f"{trial.verdict.status:<{MARGIN}}{source}  ({len(trial.entries)} events{explained})"
 
@@ -104,11 +107,13 @@ def _request_row(request: RequestState) -> str:
 
 def _what_ran(trial: Trial) -> str:
     steps = sum(isinstance(entry.event, Launched) for entry in trial.entries)
-    tokens = sum(len(output.tokens) for entry in trial.entries if isinstance(entry.event, Delivered) for output in entry.event.outputs)
-    last = trial.entries[-1].event
-    end = f"ended {last.why}" if isinstance(last, Closed) else "no end was seen, so what must hold at the end was not judged"
+    given = Heard if trial.from_outside else Delivered
+    tokens = sum(len(output.tokens) for entry in trial.entries if isinstance(entry.event, given) for output in entry.event.outputs)
+    requests = len(trial.view.requests) if trial.from_outside and trial.view else len(trial.replay.requests)
+    counted = f"{tokens} tokens heard" if trial.from_outside else f"{steps} steps, {tokens} tokens"
+    end = f"ended {trial.closed.why}" if trial.closed else "no end was seen, so what must hold at the end was not judged"
     name = trial.scenario.name if trial.scenario else "log"
-    return f"{name}: {steps} steps, {tokens} tokens, {len(trial.replay.requests)} requests, {len(trial.entries)} events; {end}"
+    return f"{name}: {counted}, {requests} requests, {len(trial.entries)} events; {end}"
 
 
 def _workload(trial: Trial) -> list[str]:
@@ -155,7 +160,8 @@ def _timeline(trial: Trial, seq: int, origin: Origin) -> list[str]:
     """At most ten rows around an event, which is marked, and the command that shows it again."""
     indent = f"{'':<{MARGIN}}"
     around = trial.entries[max(0, seq - TIMELINE_BEFORE) : seq + TIMELINE_AFTER + 1]
-    rows = [_cut(f"{indent}{'>' if entry.seq == seq else ' '}{timeline_row(entry)}") for entry in around]
+    several = trial.view is not None and not trial.from_outside
+    rows = [_cut(f"{indent}{'>' if entry.seq == seq else ' '}{timeline_row(entry, writer=several)}") for entry in around]
     return [*rows, f"{indent}again     {origin.command}"]
 
 
@@ -182,18 +188,33 @@ def _reached(trial: Trial) -> list[str]:
 
 
 def _refused(entries: Sequence[Entry]) -> list[str]:
-    """Calls that were answered with an error, the first few in words."""
-    calls = {entry.event.op: entry.event.operation for entry in entries if isinstance(entry.event, Called)}
-    refused = [(e.event.op, e.event.error) for e in entries if isinstance(e.event, Returned) and e.event.error is not None]
+    """Calls that were answered with an error, the first few in words: as clients tell if they kept a log, else as the engine does."""
+    calls: dict[int, dict[str, Any]] = {}
+    refused: list[tuple[int, Failure]] = []
+    of_clients = any(isinstance(entry.event, Asked) for entry in entries)
+    for entry in entries:
+        match entry.event:
+            case Asked(call=number, operation=operation) if of_clients:
+                calls[number] = operation
+            case Called(op=number, operation=operation) if not of_clients:
+                calls[number] = operation
+            case Answered(call=number, error=Failure() as error) if of_clients:
+                refused.append((number, error))
+            case Returned(op=number, error=Failure() as error) if not of_clients:
+                refused.append((number, error))
+            case _:
+                pass
     lines = []
-    for place, (op, error) in enumerate(refused[:REFUSED_SHOWN]):
-        words = f"#{op} {operation_in_words(calls.get(op, {}))}: {error.code}, {error.message}"
+    for place, (number, error) in enumerate(refused[:REFUSED_SHOWN]):
+        words = f"#{number} {operation_in_words(calls.get(number, {}))}: {error.code}, {error.message}"
         lines.append(_cut(f"{'refused' if place == 0 else '':<{MARGIN}}{words}"))
     return lines + ([f"{'':<{MARGIN}}and {len(refused) - REFUSED_SHOWN} more"] if len(refused) > REFUSED_SHOWN else [])
 
 
 def _requests(trial: Trial, tokenizer: Tokenizer | None) -> list[str]:
     """Requests whose output two weight versions share first: their text split at the boundary."""
+    if trial.from_outside and trial.view is not None:
+        return _heard(trial.view, tokenizer)
     requests = sorted(trial.replay.requests.values(), key=lambda request: -len(request.spans()))
     lines = [""] if requests else []
     texts = _prompt_texts(trial.entries)
@@ -213,6 +234,16 @@ def _request(request: Request, text: str | None, tokenizer: Tokenizer | None) ->
     for version, start, end in request.spans():
         label = f"  {version} [{start}:{end}]"
         yield from _wrapped(f"{label:<{MARGIN}}", _shown(request.output[start:end], tokenizer), most=3)
+
+
+def _heard(view: ClientView, tokenizer: Tokenizer | None) -> list[str]:
+    """What clients heard of each request."""
+    lines = [""] if view.requests else []
+    for request in view.requests[:REQUESTS_SHOWN]:
+        end = f"{request.finish_reason} after" if request.finish_reason else "no end, with"
+        lines.append(f"{request.submit.id:<{MARGIN}}{end} {len(request.tokens)} tokens")
+        lines += _wrapped(f"{'  heard':<{MARGIN}}", _shown(request.tokens, tokenizer), most=3)
+    return lines + ([f"{len(view.requests) - REQUESTS_SHOWN} more requests"] if len(view.requests) > REQUESTS_SHOWN else [])
 
 
 def _prompt_texts(entries: Sequence[Entry]) -> dict[str, str]:

@@ -19,8 +19,10 @@ def event_in_words(event: ev.Event) -> str:
     return f"{kind:<15} {say(event)}".rstrip() if say else str(kind)
 
 
-def timeline_row(entry: ev.Entry) -> str:
-    return f"{entry.seq:>6}  {entry.t_ns / 1e6:>9.3f} ms  {event_in_words(entry.event)}"
+def timeline_row(entry: ev.Entry, *, writer: bool = False) -> str:
+    """Number, time and event; with `writer` also whose log it is from, for runs that have several."""
+    whose = f"{entry.writer:<7} " if writer else ""
+    return f"{entry.seq:>6}  {entry.t_ns / 1e6:>9.3f} ms  {whose}{event_in_words(entry.event)}"
 
 
 def operation_in_words(data: dict[str, Any]) -> str:
@@ -39,12 +41,20 @@ def _some(items: Sequence[object]) -> str:
 
 
 def _returned(event: ev.Returned) -> str:
+    return f"#{event.op} {_outcome(event)}"
+
+
+def _answered(event: ev.Answered) -> str:
+    return f"#{event.call} {'' if event.status is None else f'{event.status} '}{_outcome(event)}"
+
+
+def _outcome(event: ev.Returned | ev.Answered) -> str:
     if event.error is not None:
-        return f"#{event.op} refused, {event.error.code}: {event.error.message}"
-    return f"#{event.op} " + " ".join(f"{name}={value}" for name, value in (event.answer or {}).items())
+        return f"refused, {event.error.code}: {event.error.message}"
+    return " ".join(f"{name}={value}" for name, value in (event.answer or {}).items())
 
 
-def _delivered(event: ev.Delivered) -> str:
+def _delivered(event: ev.Delivered | ev.Heard) -> str:
     return _some(
         [f"{o.request}[{o.first}:{o.first + len(o.tokens)}]{'=' + o.finish_reason if o.finish_reason else ''}" for o in event.outputs]
     )
@@ -86,5 +96,12 @@ _WORDS: dict[type[ev.Event], Callable] = {
     ev.UpdateFailed: lambda e: f"{e.phase}{' after bytes were written' if e.wrote else ''}: {e.why}",
     ev.Committed: lambda e: e.version,
     ev.Relabelled: lambda e: e.version,
+    ev.Asked: lambda e: f"#{e.call} {operation_in_words(e.operation)}",
+    ev.Heard: _delivered,
+    ev.Answered: _answered,
+    ev.Asleep: lambda e: f"level {e.level}: {_some(e.tags) or 'nothing'}",
+    ev.Awake: lambda e: f"still asleep: {_some(e.tags) or 'nothing'}",
+    ev.Offloaded: lambda e: "blocks " + _some([f"{block} to slot {slot}" for block, slot in e.blocks]),
+    ev.Loaded: lambda e: f"{e.request}: " + _some([f"slot {slot} to block {block}" for slot, block in e.blocks]),
     ev.Reference: lambda e: f"{e.request}[{e.first}:{e.first + len(e.tokens)}] {e.kind}",
 }

@@ -7,31 +7,27 @@ the run folder, so that a campaign goes on where it was stopped.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import wait
 from pathlib import Path
+from typing import Any
 
 from harness.errors import BadInput
 from harness.fuzz.case import API_TRUTH, Case, Finding
-from harness.fuzz.hunt import Failed, Settings, Tally
+from harness.fuzz.hunt import Failed, Tally
 from harness.fuzz.known import Known, Signature
 from harness.fuzz.ledger import Ledger, Plan, read_ledger
-from harness.fuzz.worker import NOBODY, SEED, SINCE, Grown, Hunt, Hunted, Recall, Recalled, Refusal, Shrink, Shrunk, work
-
-Task = Hunt | Shrink | Recall
+from harness.fuzz.team import Died, Hung, Team, Worker
+from harness.fuzz.worker import Grown, Hunt, Hunted, Recall, Recalled, Refusal, Shrink, Shrunk, Task
 
 SLICE_CASES = 1024
 """The most cases in a slice."""
-GRACE_S = 5.0
-"""How much longer than the engine's own limit a worker gets before it is taken for one that never comes back."""
 STILLBORN = 3
 """So many deaths before any case was done, and it is the engine's start that fails: the campaign ends."""
+LISTEN_S = 0.2
+"""How often the time and the keyboard are looked at."""
 CLOSING_S = 60.0
 """Once the time is up or Ctrl-C was pressed, how long shrinking may still take; what is not shrunk then is kept as it is."""
 
@@ -75,54 +71,13 @@ class Result:
         return [failure for failure in self.failures if failure.known is None]
 
 
-class _Worker:
-    """A process and what it was told to do."""
-
-    def __init__(self, engine: str, settings: Settings, stacks: Path) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.at = context.Array("d", [NOBODY, time.monotonic()])
-        self.stacks = stacks
-        self.task: Task | None = None
-        self.connection, theirs = context.Pipe()
-        arguments = (theirs, engine, settings, self.at, stacks)
-        self.process = context.Process(target=work, args=arguments, name="caesura-fuzz", daemon=True)
-        self.process.start()
-        theirs.close()
-
-    def give(self, task: Task) -> None:
-        self.task = task
-        self.connection.send(task)
-
-    @property
-    def seed(self) -> int | None:
-        """The seed that it is at."""
-        seed = self.at[SEED]
-        return None if seed == NOBODY else int(seed)
-
-    def hangs(self, limit_s: float) -> bool:
-        return self.seed is not None and time.monotonic() - self.at[SINCE] > limit_s
-
-    def stack(self) -> str:
-        """What it is doing, as faulthandler tells; empty if it cannot tell any more."""
-        assert self.process.pid is not None
-        os.kill(self.process.pid, signal.SIGUSR1)
-        time.sleep(0.5)
-        return self.stacks.read_text(encoding="utf-8", errors="replace")
-
-    def end(self) -> None:
-        """Kill it."""
-        self.process.kill()
-        self.process.join()
-        self.connection.close()
-        self.stacks.unlink(missing_ok=True)
-
-
 class Campaign:
     """A plan, carried out in a folder.
 
     Args:
         plan: what to do; seeds that the folder's ledger has as done are not run again.
-        jobs: processes.
+        team: where workers come from.
+        jobs: how many of them.
         seconds: stop after this time; None: when the plan's cases are done.
         known: failures that are counted and not reported.
         regressions: scenario files; what they show on this engine is known, too.
@@ -134,7 +89,7 @@ class Campaign:
         plan: Plan,
         folder: Path,
         *,
-        settings: Settings,
+        team: Team[Any],
         jobs: int = 1,
         seconds: float | None = None,
         known: Sequence[Known] = (),
@@ -143,11 +98,11 @@ class Campaign:
     ) -> None:
         self.plan = plan
         self._folder = folder
-        self._settings = settings
+        self._team = team
         self._jobs = jobs
         self._seconds = seconds
         self._known = {one.signature: one.source for one in known}
-        self._recalls = [Recall(tuple(map(str, regressions)))] if regressions else []
+        self._recalls = [Recall(tuple(str(file.resolve()) for file in regressions))] if regressions else []
         self._progress = progress
         self._tally = Tally()
         self._failures: dict[Signature, Failure] = {}
@@ -156,11 +111,11 @@ class Campaign:
         self._next = plan.seed
         self._done: set[int] = set()
         self._deaths_at: Counter[int] = Counter()
-        self._deaths = self._hired = 0
+        self._deaths = 0
         self._begun = False
         """Some worker has done some case."""
         self._leaks: list[int] = []
-        self._workers: list[_Worker] = []
+        self._workers: list[Worker] = []
 
     def run(self) -> Result:
         """Run until the cases are done or the time is up. Ctrl-C ends it early and loses nothing.
@@ -180,6 +135,7 @@ class Campaign:
         finally:
             for worker in self._workers:
                 worker.end()
+            self._team.close()
             self._ledger.close()
         failures = self._merged()
         seconds = time.monotonic() - began
@@ -223,8 +179,7 @@ class Campaign:
             if task is None:
                 return
             if idle is None:
-                idle = _Worker(self.plan.engine, self._settings, self._folder / f"stacks-{self._hired}.txt")
-                self._hired += 1
+                idle = self._team.hire()
                 self._workers.append(idle)
             idle.give(task)
 
@@ -254,35 +209,27 @@ class Campaign:
     # What was done.
 
     def _listen(self) -> None:
-        ready = wait([worker.connection for worker in self._workers if worker.task], timeout=0.2)
-        for worker in list(self._workers):
-            if worker.connection in ready:
-                self._hear(worker)
-            elif worker.task is not None and worker.hangs(self._settings.hang_s + GRACE_S):
-                self._hung(worker)
-
-    def _hear(self, worker: _Worker) -> None:
-        try:
-            report = worker.connection.recv()
-        except (EOFError, ConnectionResetError):
-            self._died(worker)
-            return
-        match report:
-            case Hunted():
-                self._begun = True
-                self._hunted(report, worker.task)
-                worker.task = None
-            case Shrunk():
-                self._shrunk(report)
-                worker.task = None
-            case Recalled(known=known):
-                self._known |= {one.signature: one.source for one in known}
-                worker.task = None
-            case Grown(megabytes=megabytes):
-                self._leaks.append(megabytes)
-                self._dismiss(worker)
-            case Refusal(message=message):
-                raise CampaignError(message)
+        for worker, word in self._team.listen([worker for worker in self._workers if worker.task], LISTEN_S):
+            task, worker.task = worker.task, None
+            match word:
+                case Hunted():
+                    self._begun = True
+                    self._hunted(word, task)
+                case Shrunk():
+                    self._shrunk(word)
+                case Recalled(known=known):
+                    self._known |= {one.signature: one.source for one in known}
+                case Grown(megabytes=megabytes):
+                    self._leaks.append(megabytes)
+                    self._dismiss(worker)
+                case Refusal(message=message):
+                    raise CampaignError(message)
+                case Died():
+                    self._dismiss(worker)
+                    self._died(word, task)
+                case Hung():
+                    self._dismiss(worker)
+                    self._hung(word, task)
 
     def _hunted(self, report: Hunted, task: Task | None) -> None:
         self._ledger.hunted(report.first, report.count, report.tally, report.failed)
@@ -308,29 +255,20 @@ class Campaign:
             if failure.first.seed == report.seed and report.finding is not None and failure.signature.id == report.finding.id:
                 failure.minimal, failure.ended, failure.finding = report.case, report.ended, report.finding
 
-    def _died(self, worker: _Worker) -> None:
+    def _died(self, died: Died, task: Task | None) -> None:
         """Once may be anybody's doing: the slice is run again. Twice in one case is the engine's."""
-        seed, task = worker.seed, worker.task
-        worker.process.join()
-        code = worker.process.exitcode or 0
-        self._dismiss(worker)
         self._deaths += 1
         if not self._begun and self._deaths >= STILLBORN:
-            how = _how_it_ended(code)
-            raise CampaignError(f"{STILLBORN} processes {how} before any case was done; does `caesura run` start this engine?")
-        if seed is not None:
-            self._deaths_at[seed] += 1
-        self._again_without(
-            seed if seed is not None and self._deaths_at[seed] >= 2 else None, task, f"the engine's process {_how_it_ended(code)}"
-        )
+            raise CampaignError(f"{STILLBORN} processes {died.how} before any case was done; does `caesura run` start this engine?")
+        if died.seed is not None:
+            self._deaths_at[died.seed] += 1
+        culprit = died.seed if died.seed is not None and self._deaths_at[died.seed] >= 2 else None
+        self._again_without(culprit, task, f"the engine's process {died.how}")
 
-    def _hung(self, worker: _Worker) -> None:
-        seed, task = worker.seed, worker.task
-        stack = worker.stack()
-        self._dismiss(worker)
+    def _hung(self, hung: Hung, task: Task | None) -> None:
         self._deaths += 1
-        limit_s = self._settings.hang_s + GRACE_S
-        self._again_without(seed, task, f"the engine hangs: no answer within {limit_s:g} s, and it cannot be interrupted", stack)
+        sentence = f"the engine hangs: no answer within {hung.limit_s:g} s, and it cannot be interrupted"
+        self._again_without(hung.seed, task, sentence, hung.stack)
 
     def _again_without(self, seed: int | None, task: Task | None, sentence: str, stack: str = "") -> None:
         """Run a lost slice again, less the seed that took the worker down, which is a finding. A lost shrinking stays lost."""
@@ -346,7 +284,7 @@ class Campaign:
         self._to_shrink = deque(one for one in self._to_shrink if one.first.seed != seed)
         self._again += [part for part in (range(task.first, seed), range(seed + 1, end)) if len(part)]
 
-    def _dismiss(self, worker: _Worker) -> None:
+    def _dismiss(self, worker: Worker) -> None:
         worker.end()
         self._workers.remove(worker)
 
@@ -368,7 +306,3 @@ class Campaign:
             if (first := merged.setdefault(signature, failure)) is not failure:
                 first.count += failure.count
         return list(merged.values())
-
-
-def _how_it_ended(code: int) -> str:
-    return f"was ended by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"ended with exit code {code}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from harness.backends import Backend
+from harness.backends import Backend, LiveBackend, opened_event
 from harness.conformance import Explainer
 from harness.errors import BadInput
 from harness.events import Called, Closed, Delivered, Entry, Event, Launched, Returned, StepFailed
@@ -31,12 +31,12 @@ from harness.operations import (
     Submit,
     SwapWeights,
     UpdateWeights,
+    WakeUp,
     WeightSource,
     in_words,
     to_data,
 )
 from harness.scenario import EngineShape, Expect, Scenario
-from harness.trial import opened_event
 
 Answer = TypeVar("Answer")
 
@@ -124,7 +124,7 @@ class Outcome:
 
 def run_case(
     case: Case,
-    backend: Backend,
+    backend: Backend | LiveBackend,
     *,
     explain: bool | None = None,
     drain: bool = True,
@@ -135,7 +135,7 @@ def run_case(
 
     Args:
         explain: have the model explain every transaction and compare the whole visible state after each. By default of
-            every engine that shows blocks and is not the model itself.
+            every engine that shows blocks and is not the model itself. A live engine's log is explained, if it shows them, in any case.
         drain: at the end, bring the engine back into service, resume it, and demand that every request ends.
         hang_s: give up on an engine that takes longer than this for the case, in seconds; None: wait for ever.
         listener: hears each transaction right after it happened.
@@ -143,6 +143,10 @@ def run_case(
     Raises:
         BackendError: the engine cannot be started.
     """
+    if isinstance(backend, LiveBackend):
+        from harness.fuzz.live import run_live_case
+
+        return run_live_case(case, backend, drain=drain, listener=listener)
     if explain is None:
         explain = backend.level >= 2 and backend.name != "sim"
     run = _Run(case, backend, Explainer() if explain else None, listener)
@@ -191,7 +195,7 @@ class _Run:
         for operation in self._case.operations:
             self._perform(operation)
         if drain:
-            for operation in self._back_into_service():
+            for operation in back_into_service(self._refused, asleep=self._asleep):
                 self._perform(operation)
         while self._steps_on():
             self._step()
@@ -306,25 +310,8 @@ class _Run:
             operations = bisect_right(self._begins, seq)
         self._findings.append(Finding(id=id, operations=operations, seq=seq, sentence=sentence, detail=detail))
 
-    def _back_into_service(self) -> Iterator[Operation]:
-        """Operations that end any weight session, repair any failed update and resume, as the engine's answers demand."""
-        yield Resume()
-        if self._refused() == "conflict":
-            yield FinishWeightUpdate()
-            if self._refused() is not None:
-                yield from self._fail_session()
-            yield Resume()
-        if self._refused() == "out-of-service":
-            yield Pause(mode="keep", clear_cache=True)
-            yield SwapWeights(source=_ORIGINAL, version="back")
-            yield Resume()
-
-    def _fail_session(self) -> Iterator[Operation]:
-        """A session ends by a part that fails; the part must be `of` as many as the session's earlier ones."""
-        for of in range(1, MOST_PARTS + 1):
-            yield UpdateWeights(source=_ORIGINAL, of=of, fails=True)
-            if self._refused() != "invalid":
-                return
+    def _asleep(self) -> bool:
+        return self._ask("state", self.backend.state).sleep_level is not None
 
     def _refused(self) -> str | None:
         """What the last call was refused for."""
@@ -341,6 +328,36 @@ class _Run:
         if not (state.running or state.waiting or state.blocked):
             return "drained"
         return "paused" if state.pause_mode is not None else "stalled"
+
+
+def back_into_service(refused: Callable[[], str | None], *, asleep: Callable[[], bool]) -> Iterator[Operation]:
+    """Operations that wake an engine, end any weight session, repair any failed update and resume, as its answers demand.
+
+    Args:
+        refused: what the last call was refused for, None if it was not.
+        asleep: whether the engine may be asleep.
+    """
+    if asleep():
+        yield WakeUp()
+    yield Resume()
+    if refused() == "conflict":
+        yield FinishWeightUpdate()
+        if refused() is not None:
+            yield from _fail_session(refused)
+        yield Resume()
+    if refused() == "out-of-service":
+        yield Pause(mode="keep", clear_cache=True)
+        yield Step()  # An engine that steps asynchronously has one in flight: only when that has landed is the pause effective.
+        yield SwapWeights(source=_ORIGINAL, version="back")
+        yield Resume()
+
+
+def _fail_session(refused: Callable[[], str | None]) -> Iterator[Operation]:
+    """A session ends by a part that fails; the part must be `of` as many as the session's earlier ones."""
+    for of in range(1, MOST_PARTS + 1):
+        yield UpdateWeights(source=_ORIGINAL, of=of, fails=True)
+        if refused() != "invalid":
+            return
 
 
 @lru_cache(maxsize=8192)

@@ -19,6 +19,7 @@ from harness.fuzz.campaign import Campaign, Result
 from harness.fuzz.hunt import Settings, Tally
 from harness.fuzz.known import Known, read_corpus, write_corpus
 from harness.fuzz.ledger import Plan, read_ledger
+from harness.fuzz.team import LocalTeam, Team
 from harness.junit import TestCase, write_junit
 from harness.runs import REPORT, RunFolder
 from harness.scenario import EngineShape
@@ -41,6 +42,8 @@ class Asked:
     cases: int | None
     seed: int
     jobs: int
+    ray: str | None
+    """Address of a cluster; None: this machine."""
     overrides: Sequence[str]
     runs: Path
     corpus: Path | None
@@ -57,11 +60,12 @@ def fuzz(asked: Asked) -> int:
         seconds = DEFAULT_S
     known = read_corpus(asked.corpus) if asked.corpus is not None else []
     regressions = [file for file in sorted(REGRESSIONS.glob("*.yaml")) if REGRESSIONS.is_dir()]
+    settings = Settings(overrides=plan.overrides)
     with _progress(plan) as progress:
         campaign = Campaign(
             plan,
             folder.path,
-            settings=Settings(overrides=plan.overrides),
+            team=_team(plan, settings, folder, asked.ray),
             jobs=asked.jobs,
             seconds=seconds,
             known=known,
@@ -72,6 +76,14 @@ def fuzz(asked: Asked) -> int:
     _leave(result, plan, folder, asked, known)
     status: Status = summary.verdict(result)  # type: ignore[assignment]
     return INTERRUPTED if result.interrupted and not result.new else EXIT_CODES[status]
+
+
+def _team(plan: Plan, settings: Settings, folder: RunFolder, ray: str | None) -> Team[Any]:
+    if ray is None:
+        return LocalTeam(plan.engine, settings, folder.path)
+    from harness.fuzz.ray_team import RayTeam
+
+    return RayTeam(plan.engine, settings, ray)
 
 
 def seconds_of(text: str) -> float:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, get_args
 
+from harness.events import Tag
 from harness.fuzz.case import MOST_PARTS, Case, submitted
 from harness.fuzz.draws import Draws, Stream, between, once_in, one_of
 from harness.operations import (
@@ -19,6 +20,8 @@ from harness.operations import (
     Advance,
     FinishWeightUpdate,
     IsPaused,
+    IsSleeping,
+    Level,
     Mode,
     Operation,
     Pause,
@@ -26,6 +29,8 @@ from harness.operations import (
     Prompt,
     ResetPrefixCache,
     Resume,
+    Sleep,
+    Spoil,
     StartWeightUpdate,
     Step,
     Submit,
@@ -33,6 +38,7 @@ from harness.operations import (
     TokenRun,
     UpdateWeights,
     UpdateWeightVersion,
+    WakeUp,
     WeightSource,
 )
 from harness.scenario import EngineShape
@@ -43,6 +49,9 @@ SALTS = (None, None, None, None, None, None, "a", "b")
 LONGEST = 40
 """Tokens of the longest request; where a pool has no room for as many, most requests are as short as it demands."""
 MODES: tuple[Mode, ...] = ("keep", *get_args(Mode))
+TAGS: tuple[tuple[Tag, ...] | None, ...] = (None, None, ("weights",), ("kv_cache",))
+LEVELS: tuple[Level, ...] = get_args(Level)
+HOWS = ("name", "shape", "nan", "infinity")
 SOURCES = (WeightSource(original=True), *(WeightSource(perturb=Perturbation(seed=seed, scale=0.5)) for seed in range(3)))
 
 PHRASES_LEAST, PHRASES_MOST = 4, 24
@@ -56,10 +65,10 @@ def generate(draws: Draws, *, seed: int = 0, engine: Mapping[str, Any] | None = 
     Args:
         seed: kept with the case; `sim` samples its tokens by it.
         engine: fields of the engine's shape that are not drawn but given.
-        verbs: the operations that the engine knows; None: all.
+        verbs: the operations that the engine knows; None: all, and then it has a host tier and refuses bad tensors, too.
     """
-    shape = _shape(draws, engine or {})
-    writer = _Writer(draws, room=min(shape.max_model_len, shape.num_blocks * shape.block_size))
+    shape = _shape(draws, engine or {}, host=verbs is None)
+    writer = _Writer(draws, room=min(shape.max_model_len, shape.num_blocks * shape.block_size), spoils=verbs is None)
     phrases = _weights(draws)
     if not once_in(draws, RARELY):
         writer.burst()
@@ -89,7 +98,7 @@ def referring(operations: Sequence[Operation]) -> tuple[Operation, ...]:
     return tuple(kept)
 
 
-def _shape(draws: Draws, given: Mapping[str, Any]) -> EngineShape:
+def _shape(draws: Draws, given: Mapping[str, Any], *, host: bool) -> EngineShape:
     seqs = between(draws, 1, 4)
     drawn = {
         "checkpoint": "tiny",
@@ -101,6 +110,7 @@ def _shape(draws: Draws, given: Mapping[str, Any]) -> EngineShape:
         "prefix_caching": not once_in(draws, 4),
         "long_prefill_token_threshold": 3 if once_in(draws, 3) else 0,
         "late_requests": one_of(draws, ("queue", "queue", "reject", "block")),
+        "host_blocks": one_of(draws, (0, 0, 0, 2, 5, 12)) if host else 0,
     }
     return EngineShape.model_validate({**drawn, **given})
 
@@ -108,9 +118,11 @@ def _shape(draws: Draws, given: Mapping[str, Any]) -> EngineShape:
 class _Writer:
     """Appends phrases to a list of operations."""
 
-    def __init__(self, draws: Draws, *, room: int) -> None:
+    def __init__(self, draws: Draws, *, room: int, spoils: bool) -> None:
         self.operations: list[Operation] = []
         self._draws = draws
+        self._spoils = spoils
+        """Whether a source may hold a bad tensor."""
         self._room = room
         """Tokens that a request may come to, prompt and output."""
         self._unused = list(HANDLES)
@@ -122,8 +134,8 @@ class _Writer:
 
     # Phrases.
 
-    def submit(self) -> None:
-        """Mostly a new id; sometimes one that may be live, or may have ended."""
+    def submit(self, *, longest: bool = False) -> None:
+        """Mostly a new id; sometimes one that may be live, or may have ended. `longest`: with all the output that it has room for."""
         draws = self._draws
         unused = self._unused and not once_in(draws, 4)
         id = self._unused.pop(0) if unused else one_of(draws, HANDLES)
@@ -133,7 +145,7 @@ class _Writer:
             prefix = None
         room -= prefix[0] if prefix else 0
         prompt = between(draws, 1, min(10, room - 1))
-        max_tokens = between(draws, 1, min(14, room - prompt))
+        max_tokens = room - prompt if longest else between(draws, 1, min(14, room - prompt))
         salt = one_of(draws, SALTS)
         self.operations.append(Submit(id=id, prompt=_prompt(prompt, draws.below(4), prefix), max_tokens=max_tokens, cache_salt=salt))
 
@@ -174,14 +186,24 @@ class _Writer:
 
     def part(self) -> None:
         of = between(self._draws, 1, MOST_PARTS)
-        self._part(one_of(self._draws, SOURCES), between(self._draws, 1, of), of)
+        self._part(self._source(), between(self._draws, 1, of), of)
 
     def finish(self) -> None:
         self.operations.append(FinishWeightUpdate(version=self._version(), fails=once_in(self._draws, RARELY)))
 
     def swap(self) -> None:
-        source = one_of(self._draws, SOURCES)
+        source = self._source()
         self.operations.append(SwapWeights(source=source, version=self._version(), fails=once_in(self._draws, RARELY)))
+
+    def sleep(self) -> None:
+        draws = self._draws
+        self.operations.append(_sleep(one_of(draws, LEVELS), one_of(draws, (None, None, *get_args(Mode)))))
+
+    def wake_up(self) -> None:
+        self.operations.append(_WAKE_UPS[one_of(self._draws, TAGS)])
+
+    def is_sleeping(self) -> None:
+        self.operations.append(_IS_SLEEPING)
 
     def again(self) -> None:
         """The last call once more; a request is handed in twice, too."""
@@ -193,7 +215,7 @@ class _Writer:
         draws = self._draws
         self.start()
         self._meanwhile()
-        source, of = one_of(draws, SOURCES), between(draws, 1, MOST_PARTS)
+        source, of = self._source(), between(draws, 1, MOST_PARTS)
         for part in range(1, of + 1):
             if not once_in(draws, 2 * RARELY):
                 self._part(source, part, of)
@@ -215,7 +237,42 @@ class _Writer:
         self._meanwhile()
         self.resume()
 
+    def updates(self) -> None:
+        """A trainer that updates more often than requests end: one lives through several, mostly with its cache kept."""
+        self.submit(longest=True)
+        for _ in range(between(self._draws, 2, 3)):
+            self.steps()
+            # The step lets a pause take effect over one that is in flight.
+            self.operations += [_pause("keep", once_in(self._draws, 4)), _STEP]
+            self.swap()
+            self.operations.append(_RESUME)
+        self.steps()
+
+    def night(self) -> None:
+        """What a trainer does that needs the memory: sleep, wake the weights, write them, wake the rest."""
+        draws = self._draws
+        self.sleep()
+        self.operations.append(_STEP)
+        self._meanwhile()
+        if once_in(draws, 2):
+            self.operations.append(_WAKE_UPS["weights",])
+            (self.session if once_in(draws, 3) else self.swap)()
+            self._meanwhile()
+        if once_in(draws, RARELY):
+            self.sleep()
+        self.operations.append(_WAKE_UPS[None])
+        if once_in(draws, 3):
+            self.swap()
+        self.steps()
+
     # Their parts.
+
+    def _source(self) -> WeightSource:
+        """Now and then one of its tensors is bad: the first of a part, or one that others come before."""
+        source = one_of(self._draws, SOURCES)
+        if not (self._spoils and once_in(self._draws, RARELY)):
+            return source
+        return source.model_copy(update={"spoil": Spoil(tensor=2 * self._draws.below(2), how=one_of(self._draws, HOWS))})
 
     def _part(self, source: WeightSource, part: int, of: int) -> None:
         self.operations.append(UpdateWeights(source=source, part=part, of=of, fails=once_in(self._draws, RARELY)))
@@ -249,11 +306,16 @@ _WEIGHTS: dict[Phrase, int] = {
     _Writer.again: 2,
     _Writer.session: 1,
     _Writer.update: 3,
+    _Writer.updates: 1,
+    _Writer.sleep: 1,
+    _Writer.wake_up: 1,
+    _Writer.is_sleeping: 1,
+    _Writer.night: 2,
 }
 _ALL = tuple(phrase for phrase, weight in _WEIGHTS.items() for _ in range(weight))
 _ALWAYS = (_Writer.submit, _Writer.steps)
 """Without these nothing would ever run."""
-_INTRUSIONS = (_Writer.steps, _Writer.submit, _Writer.abort, _Writer.resume, _Writer.pause, _Writer.reset, _Writer.again)
+_INTRUSIONS = (_Writer.steps, _Writer.submit, _Writer.abort, _Writer.resume, _Writer.pause, _Writer.reset, _Writer.wake_up, _Writer.again)
 
 
 def _weights(draws: Draws) -> Sequence[Phrase]:
@@ -278,7 +340,13 @@ def _pause(mode: Mode, clear_cache: bool) -> Pause:
     return Pause(mode=mode, clear_cache=clear_cache)
 
 
+@cache
+def _sleep(level: Level, mode: Mode | None) -> Sleep:
+    return Sleep(level=level, mode=mode)
+
+
 _STEP = Step()
 _ADVANCES = {count: Advance(steps=count) for count in range(2, 7)}
 _ABORT_ALL = Abort(ids="all")
-_RESUME, _IS_PAUSED, _RESET = Resume(), IsPaused(), ResetPrefixCache()
+_RESUME, _IS_PAUSED, _RESET, _IS_SLEEPING = Resume(), IsPaused(), ResetPrefixCache(), IsSleeping()
+_WAKE_UPS: dict[tuple[Tag, ...] | None, WakeUp] = {tags: WakeUp(tags=tags) for tags in TAGS}

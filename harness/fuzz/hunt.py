@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.backends import Backend
+from harness.backends import Backend, LiveBackend
 from harness.events import Returned
 from harness.fuzz.case import CONFORMANCE, Finding, Outcome, run_case
 from harness.fuzz.generate import case_of
@@ -86,7 +86,9 @@ def primary(outcome: Outcome) -> Finding:
     return (named or outcome.findings)[0]
 
 
-def hunt(backend: Backend, seeds: Iterable[int], settings: Settings, *, until: float = float("inf")) -> Iterator[tuple[int, Outcome]]:
+def hunt(
+    backend: Backend | LiveBackend, seeds: Iterable[int], settings: Settings, *, until: float = float("inf")
+) -> Iterator[tuple[int, Outcome]]:
     """Run the case of each seed, until `time.monotonic()` is `until`; at least one. Yields seed and outcome.
 
     Raises:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.backends import Backend
+from harness.backends import Backend, LiveBackend
 from harness.fuzz.case import API_TRUTH, ENDS, Case, Finding, Outcome, run_case
 from harness.fuzz.generate import referring
 from harness.fuzz.known import Signature
@@ -53,7 +53,7 @@ Fails = Callable[[Case], bool]
 def shrink(
     outcome: Outcome,
     id: str,
-    backend: Backend,
+    backend: Backend | LiveBackend,
     *,
     explain: bool | None = None,
     hang_s: float | None = None,

@@ -17,7 +17,7 @@ from multiprocessing.sharedctypes import SynchronizedArray
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.backends import Backend, make_backend
+from harness.backends import Backend, LiveBackend, make_any_backend
 from harness.errors import BadInput
 from harness.fuzz.case import API_TRUTH, Case, Finding, run_case
 from harness.fuzz.generate import case_of
@@ -91,6 +91,9 @@ class Grown(NamedTuple):
     megabytes: int
 
 
+Task = Hunt | Shrink | Recall
+Report = Hunted | Shrunk | Recalled | Refusal | Grown
+
 LEAK_MB = 1024
 """A worker that has grown by so much is replaced: an engine that keeps something of every case would fill the machine."""
 
@@ -101,7 +104,7 @@ def work(connection: Connection, engine: str, settings: Settings, at: Synchroniz
     with stacks.open("w") as file:
         faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
         try:
-            _Worker(connection, make_backend(engine), settings, at).run()
+            _Worker(connection, make_any_backend(engine), settings, at).run()
         except BadInput as error:
             connection.send(Refusal(str(error)))
         except (EOFError, BrokenPipeError):
@@ -109,7 +112,7 @@ def work(connection: Connection, engine: str, settings: Settings, at: Synchroniz
 
 
 class _Worker:
-    def __init__(self, connection: Connection, backend: Backend, settings: Settings, at: SynchronizedArray) -> None:
+    def __init__(self, connection: Connection, backend: Backend | LiveBackend, settings: Settings, at: SynchronizedArray) -> None:
         self._connection = connection
         self._at = at
         self._settings = settings

@@ -26,7 +26,14 @@ def logs(runs: Path) -> list[bytes]:
     return sorted(file.read_bytes() for file in runs.glob("2*/events.r0.jsonl"))
 
 
-@pytest.mark.parametrize("arguments", [["run", "--engine", "sim"], ["diff", "--engines", "sim,torch"]], ids=["sim", "torch"])
+RUNS = {
+    "sim": ["run", "--engine", "sim"],
+    "torch": ["diff", "--engines", "sim,torch"],
+    "torch-async": ["diff", "--engines", "sim,torch", "--set", "engine.async_scheduling=true"],
+}
+
+
+@pytest.mark.parametrize("arguments", RUNS.values(), ids=RUNS)
 def test_every_scenario_holds_and_its_log_repeats_under_another_hash_seed(arguments: list[str], tmp_path: Path) -> None:
     verb, *options = arguments
     runs = {seed: tmp_path / seed for seed in ("1", "4242")}

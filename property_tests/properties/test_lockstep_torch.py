@@ -22,10 +22,22 @@ pytest.importorskip("torch")
 
 from harness.backends.torch import TorchBackend
 
+thorough = settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+
+@thorough
 @given(case=cases())
 def test_the_model_explains_our_engine(case: Case) -> None:
+    explained(case)
+
+
+@thorough
+@given(case=cases(engine={"async_scheduling": True}))
+def test_the_model_explains_our_engine_with_a_step_in_flight(case: Case) -> None:
+    explained(case)
+
+
+def explained(case: Case) -> None:
     backend, replay = TorchBackend(), Replay()
 
     def replayed(entries: Sequence[Entry]) -> None:

@@ -17,6 +17,7 @@ from harness.fuzz.case import API_TRUTH
 from harness.fuzz.hunt import Settings
 from harness.fuzz.known import Known
 from harness.fuzz.ledger import LEDGER, LedgerError, Plan, read_ledger
+from harness.fuzz.team import LocalTeam
 
 ROOT = Path(__file__).parents[3]
 
@@ -67,7 +68,7 @@ def engines(tmp_path: Path):
 def campaign(engine: str, folder: Path, *, cases: int | None = 150, seed: int = 0, hang_s: float = 60.0, **arguments) -> Result:
     folder.mkdir(exist_ok=True)
     plan = Plan(engine=engine, seed=seed, cases=cases)
-    return Campaign(plan, folder, settings=Settings(hang_s=hang_s), **arguments).run()
+    return Campaign(plan, folder, team=LocalTeam(engine, Settings(hang_s=hang_s), folder), **arguments).run()
 
 
 def test_the_model_is_clean_on_two_processes_and_every_seed_is_run_once(tmp_path: Path):
@@ -122,7 +123,7 @@ def test_an_engine_that_takes_its_process_down_is_a_finding(engines, tmp_path: P
 
 
 def test_an_engine_that_cannot_be_interrupted_is_killed_and_its_stack_shown(engines, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("harness.fuzz.campaign.GRACE_S", 0.5)
+    monkeypatch.setattr("harness.fuzz.team.GRACE_S", 0.5)
     result = campaign(engines("HangsHard"), tmp_path / "run", cases=12, hang_s=0.5)
     (failure,) = result.new
     assert "cannot be interrupted" in failure.first.finding.sentence

@@ -14,10 +14,26 @@ from harness.events import Event
 from harness.execute import Lockstep
 from harness.fuzz.case import API_TRUTH, CONFORMANCE, ENDS, STALLED_STEPS, Case, run_case
 from harness.fuzz.generate import case_of
-from harness.operations import Abort, Advance, Pause, Prompt, Resume, Step, Submit, SwapWeights, WeightSource
+from harness.operations import (
+    Abort,
+    Advance,
+    Operation,
+    Pause,
+    Prompt,
+    Resume,
+    Sleep,
+    StartWeightUpdate,
+    Step,
+    Submit,
+    SwapWeights,
+    UpdateWeights,
+    WakeUp,
+    WeightSource,
+)
 from harness.scenario import EngineShape, Scenario, TimelineEntry, When, dump, load_scenario
 from harness.trial import opened_event
 
+ORIGINAL = WeightSource(original=True)
 SHAPE = EngineShape(block_size=4, num_blocks=8, max_model_len=32, max_num_seqs=2, max_num_batched_tokens=8)
 
 
@@ -70,7 +86,25 @@ def test_a_case_ends_drained_whatever_it_left() -> None:
     broken_half_way = SwapWeights(source=WeightSource(original=True), fails=True)
     outcome = run_case(a_case(submit(), Step(), Pause(mode="keep"), broken_half_way), SimBackend())
     assert (outcome.ended, outcome.clean) == ("drained", True)
-    assert [operation.verb for operation in outcome.case.operations[4:]] == ["resume", "pause", "swap_weights", "resume"]
+    assert [operation.verb for operation in outcome.case.operations[4:]] == ["resume", "pause", "step", "swap_weights", "resume"]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize(
+    "left",
+    [
+        (StartWeightUpdate(allow_unpaused=True), UpdateWeights(source=ORIGINAL, fails=True)),
+        (Pause(mode="keep"), Step(), StartWeightUpdate(), UpdateWeights(source=ORIGINAL, part=1, of=2)),
+        (Sleep(level=1, mode="keep"),),
+        (Sleep(level=2, mode="keep"), Step(), WakeUp(tags=("weights",)), StartWeightUpdate()),
+        (Pause(mode="keep"), Sleep(level=2)),
+    ],
+    ids=["failed beside steps", "half a session", "asleep", "half awake in a session", "paused and asleep"],
+)
+def test_a_case_is_brought_back_from_wherever_it_was_left(left: tuple[Operation, ...], asynchronous: bool) -> None:
+    shape = SHAPE.model_copy(update={"async_scheduling": asynchronous})
+    outcome = run_case(Case(engine=shape, operations=(submit(), Step(), *left)), SimBackend())
+    assert (outcome.ended, outcome.findings) == ("drained", ())
 
 
 def test_without_a_drain_a_case_ends_as_it_stands() -> None:

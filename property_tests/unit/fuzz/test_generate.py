@@ -14,11 +14,12 @@ from hypothesis import given, settings
 
 from harness import cases
 from harness.backends.sim import SimBackend
+from harness.coverage import Situations
 from harness.fuzz.case import Case
 from harness.fuzz.draws import Stream, between, once_in
 from harness.fuzz.generate import case_of, referring
 from harness.fuzz.hunt import Settings, Tally, hunt
-from harness.operations import Abort, Pause, Prompt, Submit
+from harness.operations import OPERATIONS, Abort, Pause, Prompt, Submit
 
 ROOT = Path(__file__).parents[3]
 
@@ -52,6 +53,7 @@ def test_every_operation_is_asked_for_and_every_situation_of_a_control_plane_ari
     total = tally(400)
     assert {"submit", "abort", "step", "advance", "pause", "resume", "is_paused", "reset_prefix_cache"} <= set(total.verbs)
     assert {"start_weight_update", "update_weights", "finish_weight_update", "swap_weights", "update_weight_version"} <= set(total.verbs)
+    assert {"sleep", "wake_up", "is_sleeping"} <= set(total.verbs)
     rare = {
         "preempted",
         "hit",
@@ -61,6 +63,10 @@ def test_every_operation_is_asked_for_and_every_situation_of_a_control_plane_ari
         "refused out-of-service",
         "refused busy",
         "refused failed",
+        "asleep",
+        "awake",
+        "offloaded",
+        "loaded",
     }
     assert all(total.reached[name] >= 0.03 * total.cases for name in rare | {"refused rejected", "refused conflict"}), total.reached
     assert total.reached["launched"] > 0.85 * total.cases
@@ -86,6 +92,27 @@ def test_what_is_given_is_not_drawn_and_unknown_operations_are_not_asked_for():
         case = case_of(seed, engine={"block_size": 16, "late_requests": "block"}, verbs=verbs)
         assert (case.engine.block_size, case.engine.late_requests) == (16, "block")
         assert {operation.verb for operation in case.operations} <= verbs
+        assert case.engine.host_blocks == 0, "an engine that does not know every operation has no host tier"
+
+
+def test_bad_tensors_are_sent_to_engines_that_know_every_operation_and_to_no_others():
+    def spoilt(verbs: frozenset[str] | None) -> int:
+        sources = (getattr(one, "source", None) for seed in range(100) for one in case_of(seed, verbs=verbs).operations)
+        return sum(source is not None and source.spoil is not None for source in sources)
+
+    assert spoilt(None) > 10
+    assert spoilt(frozenset(OPERATIONS) - {"sleep", "wake_up", "is_sleeping"}) == 0
+
+
+def test_requests_live_through_several_updates():
+    reached: Counter[str] = Counter()
+    for _, outcome in hunt(SimBackend(), range(200), Settings()):
+        situations = Situations()
+        situations.feed(outcome.entries)
+        reached.update(situations.counts.keys())
+    assert reached["kv-of-three-epochs"] >= 6 and reached["request-across-two-boundaries"] >= 8 and reached["loaded-older-epoch"] >= 1, (
+        reached
+    )
 
 
 def test_aborts_of_requests_that_nobody_submits_are_dropped():

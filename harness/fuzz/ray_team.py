@@ -1,0 +1,111 @@
+"""The processes of a campaign on a cluster that Ray already runs: an actor on each slot, with a process of its own under it.
+
+The process is what runs cases, so that an engine that hangs or takes its process down is noticed where it is, as on
+one machine. An actor that is lost, with its node or without, costs its slice, which is handed out again.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+try:
+    import ray
+    from ray.exceptions import RayActorError
+except ModuleNotFoundError as error:
+    from harness.errors import BadInput
+
+    raise BadInput("--ray needs the package ray: install caesura-rl with the extra 'ray'") from error
+
+from harness.errors import BadInput
+from harness.fuzz.hunt import Settings
+from harness.fuzz.team import Died, Process, Word
+from harness.fuzz.worker import Task
+
+LISTEN_S = 0.2
+CONNECT_S = 5.0
+"""How long a cluster may take to accept a connection."""
+
+
+@ray.remote(num_cpus=1, max_restarts=0)
+class _Slot:
+    """A CPU of the cluster, and the process that a campaign has there."""
+
+    def __init__(self, engine: str, settings: Settings) -> None:
+        self._process = Process(engine, settings, Path(tempfile.mkdtemp(prefix="caesura-")) / "stacks.txt")
+
+    def carry_out(self, task: Task) -> Word:
+        """The report of the task, or how its process came to its end."""
+        self._process.give(task)
+        while True:
+            self._process.connection.poll(LISTEN_S)
+            if (word := self._process.hear()) is not None:
+                return word
+
+    def end(self) -> None:
+        self._process.end()
+
+
+class RayWorker:
+    """Someone on the cluster."""
+
+    def __init__(self, slot: Any) -> None:
+        self._slot = slot
+        self.task: Task | None = None
+        self.word: Any = None
+        """What it will say, as Ray's reference."""
+
+    def give(self, task: Task) -> None:
+        self.task = task
+        self.word = self._slot.carry_out.remote(task)
+
+    def hear(self) -> Word:
+        try:
+            return ray.get(self.word)
+        except RayActorError as error:
+            return Died(None, f"was lost by the cluster: {str(error).splitlines()[0]}")
+
+    def end(self) -> None:
+        ray.kill(self._slot)
+
+
+def _call(address: str) -> None:
+    """Ray itself would wait for minutes at an address where nobody is."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdecimal():
+        socket.create_connection((host.removeprefix("ray://"), int(port)), timeout=CONNECT_S).close()
+
+
+class RayTeam:
+    """Workers on the cluster at `address`; `auto` is the one that this machine belongs to.
+
+    Raises:
+        BadInput: no cluster answers there.
+    """
+
+    def __init__(self, engine: str, settings: Settings, address: str) -> None:
+        self._engine = engine
+        self._settings = settings
+        try:
+            _call(address)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise BadInput(
+                f"--ray {address}: no cluster answers ({error}); start one with `ray start --head`, or give its address"
+            ) from error
+
+    def hire(self) -> RayWorker:
+        return RayWorker(_Slot.remote(self._engine, self._settings))
+
+    def listen(self, workers: list[RayWorker], seconds: float) -> Iterator[tuple[RayWorker, Word]]:
+        by_word = {worker.word: worker for worker in workers}
+        ready, _ = ray.wait(list(by_word), num_returns=len(by_word), timeout=seconds)
+        for word in ready:
+            yield by_word[word], by_word[word].hear()
+
+    def close(self) -> None:
+        ray.shutdown()
