@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from harness.backends import EngineInfo
 from harness.backends.sim import SimBackend
 from harness.errors import BadInput
-from harness.events import Called, Entry, Event, Launched, Returned
+from harness.events import Called, Closed, Entry, Event, Finished, Opened, Returned
 from harness.execute import Lockstep
 from harness.invariants import Judge
 from harness.model import EngineModel, Profile
@@ -39,6 +39,8 @@ class Observation(NamedTuple):
     paused: bool
     cached: bool
     """The prefix cache holds a block."""
+    labels: dict[str, list[tuple[str, int, int]]]
+    """Which output tokens of each request that came to its end which weight version was said to have sampled."""
 
 
 class ProfiledSim(SimBackend):
@@ -101,6 +103,7 @@ class _Recorded:
         self._name = str(scenario.path or scenario.name)
         self._entries: list[Entry] = []
         self._replay = Replay()
+        self._labels: dict[str, list[tuple[str, int, int]]] = {}
         self._judge = Judge()
         backend = ProfiledSim(profile)
         info = backend.start(scenario.engine)
@@ -124,6 +127,9 @@ class _Recorded:
 
     def _note(self, entries: Sequence[Entry]) -> None:
         self._entries += entries
+        if not isinstance(entries[0].event, Opened | Called | Closed):
+            steps = self.actions.pop()[2] if self.actions and self.actions[-1][1] == "step" else 0
+            self.actions.append((-1, "step", steps + 1))
         for entry in entries:
             self._replay.apply(entry)
             self._note_event(entry.event)
@@ -131,14 +137,13 @@ class _Recorded:
     def _note_event(self, event: Event) -> None:
         if isinstance(event, Called):
             self.actions.append((event.op, *_action(event.operation)))
-        elif isinstance(event, Launched):
-            steps = self.actions.pop()[2] if self.actions and self.actions[-1][1] == "step" else 0
-            self.actions.append((-1, "step", steps + 1))
+        elif isinstance(event, Finished) and event.reason != "abort":
+            self._labels[event.request] = [(span.version, span.start, span.end) for span in event.spans]
         elif isinstance(event, Returned):
             state = self._replay.state()
             live = sorted(request.id for request in (*state.running, *state.waiting))
             self.observations[event.op] = Observation(
-                "refused" if event.error else "ok", live, state.pause_mode is not None, bool(state.digests)
+                "refused" if event.error else "ok", live, state.pause_mode is not None, bool(state.digests), dict(self._labels)
             )
 
 
@@ -149,12 +154,13 @@ def _action(data: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         prompt = list(operation.prompt.token_ids or ())
         return operation.verb, {"id": operation.id, "prompt": prompt, "max_tokens": operation.max_tokens}
     if isinstance(operation, SwapWeights | UpdateWeights):
-        return operation.verb, {"fails": operation.fails}
+        version = operation.version if isinstance(operation, SwapWeights) else None
+        return operation.verb, {"fails": operation.fails, **({"version": version} if version is not None else {})}
     return operation.verb, operation.model_dump(mode="json", exclude_defaults=not isinstance(operation, Pause | Abort))
 
 
 def _engine_arguments(shape: EngineShape) -> str:
-    names = ("block_size", "max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold")
+    names = ("block_size", "max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "async_scheduling")
     fields = {name: getattr(shape, name) for name in names}
     fields |= {"max_model_len": min(shape.max_model_len, shape.num_blocks * shape.block_size)}
     fields |= {"num_gpu_blocks_override": shape.num_blocks + 1, "enable_prefix_caching": shape.prefix_caching}

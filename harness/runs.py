@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from datetime import datetime
 from pathlib import Path
 
@@ -51,6 +52,10 @@ class RunFolder:
             os.replace(part, self.path / name)
         except OSError as error:
             raise RunFolderError(f"cannot write {self.path / name}: {error.strerror}") from error
+
+    def remove(self) -> None:
+        """Nothing was run: no folder is left behind."""
+        shutil.rmtree(self.path)
 
     def publish(self) -> None:
         """Point `latest` at this folder."""

@@ -147,7 +147,7 @@ def test_the_verb_answers_machines(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["K99"], "no fault 'K99'; there are K06"),
+        (["K99"], "no fault 'K99'; there are K01"),
         (["K22", "--page", "x.md"], "--page x.md: expected no faults to be named"),
         (["K22", "--seeds", "1", "--minimal", "/proc/nowhere"], "cannot be written"),
     ],

@@ -13,7 +13,7 @@ from engine.core import EngineCore
 from engine.weights import WeightTarget
 from harness.backends.torch import FailingTarget, TorchBackend
 from harness.cli import main
-from harness.events import Closed, Committed, Finished, Landed, Reference, Returned, StepFailed
+from harness.events import Closed, Committed, Finished, Landed, Loaded, Reference, Returned, StepFailed
 from harness.invariants import judge
 from harness.operations import (
     Abort,
@@ -25,11 +25,13 @@ from harness.operations import (
     Prompt,
     ResetPrefixCache,
     Resume,
+    Sleep,
     StartWeightUpdate,
     Submit,
     SwapWeights,
     TokenRun,
     UpdateWeights,
+    WakeUp,
     WeightSource,
 )
 from harness.scenario import EngineShape, Scenario, load_scenario
@@ -117,6 +119,23 @@ def test_parts_sent_beside_steps_are_weights_of_their_own(trial_of):
         operations += [UpdateWeights(source=NEW, part=part, of=3), Advance(steps=2)]
     trial = trial_of([*operations, FinishWeightUpdate(version="v2")])
     assert stretches(trial) == [("r1", "unpaused", 0, 3), ("r1", "mixed", 3, 5), ("r1", "mixed", 5, 7), ("r1", "mixed", 7, 12)]
+    assert holds(trial)
+
+
+def test_entries_that_come_back_from_the_host_are_those_that_older_weights_wrote(trial_of):
+    shape = EngineShape(block_size=4, num_blocks=6, max_model_len=24, max_num_seqs=2, max_num_batched_tokens=24, host_blocks=6)
+    evicting = submit("r2", tokens=20, seed=2, max_tokens=3)
+    operations = [submit("r1", max_tokens=2), Advance(steps=3), evicting, Advance(steps=4), KEEP, SwapWeights(source=NEW), Resume()]
+    trial = trial_of([*operations, submit("r3", max_tokens=4)], shape)
+    (loaded,) = [entry.event for entry in trial.entries if isinstance(entry.event, Loaded)]
+    assert (loaded.request, len(loaded.blocks)) == ("r3", 2)
+    assert stretches(trial) == [("r1", "unpaused", 0, 2), ("r2", "unpaused", 0, 3), ("r3", "mixed", 0, 4)]
+    assert holds(trial)
+
+
+def test_a_sleep_that_gives_memory_back_promises_an_empty_cache(trial_of):
+    operations = [submit("r1"), Advance(steps=5), Sleep(level=1, mode="keep"), WakeUp(tags=("weights",)), SwapWeights(source=NEW), WakeUp()]
+    assert stretches(trial := trial_of(operations)) == [("r1", "unpaused", 0, 5), ("r1", "fresh", 5, 12)]
     assert holds(trial)
 
 

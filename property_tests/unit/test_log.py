@@ -340,12 +340,11 @@ def test_merging_keeps_every_entry_and_each_writers_order(tmp_path_factory: pyte
         assert of_one == entries(run, writer)
 
 
-def documented_example() -> str:
-    return (ROOT / "docs/log.md").read_text(encoding="utf-8").split("```jsonl\n")[1].split("```")[0]
+EXAMPLES = [part.split("```")[0] for part in (ROOT / "docs/log.md").read_text(encoding="utf-8").split("```jsonl\n")[1:]]
 
 
-def test_the_example_in_the_documentation_is_what_the_writer_writes(tmp_path: Path):
-    example = documented_example()
+@pytest.mark.parametrize("example", EXAMPLES, ids=["lockstep", "client"])
+def test_an_example_in_the_documentation_is_what_the_writer_writes(example: str, tmp_path: Path):
     path = tmp_path / "events.r0.jsonl"
     path.write_text(example, encoding="utf-8")
     read = read_log(path).entries
@@ -357,6 +356,16 @@ def test_the_example_in_the_documentation_is_what_the_writer_writes(tmp_path: Pa
 
 def test_the_published_schema_describes_a_line():
     schema = Draft202012Validator(json.loads((ROOT / "docs/events.schema.json").read_text(encoding="utf-8")))
-    for line in documented_example().splitlines():
+    for line in "".join(EXAMPLES).splitlines():
         schema.validate(json.loads(line))
     assert not schema.is_valid([1, 0, [["exploded"]]])
+
+
+def test_logs_of_different_clock_bases_merge_on_one_clock(tmp_path: Path) -> None:
+    for writer, base_ns in (("client", 1_000), ("r0", 400)):
+        with LogWriter(tmp_path, writer) as log:
+            log.append(0, [msgspec.structs.replace(OPENED, clock_base_ns=base_ns, level=0 if writer == "client" else 2)])
+            log.append(500, [Resumed()])
+    log = read_log(tmp_path)
+    assert [(entry.writer, entry.t_ns) for entry in log.entries] == [("r0", 0), ("r0", 500), ("client", 600), ("client", 1_100)]
+    assert log.opened.level == 2, "the writer that shows most says what the log shows"

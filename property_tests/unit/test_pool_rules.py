@@ -37,7 +37,11 @@ class OfEngine:
         from engine.blocks import BlockPool
 
         self._pool = BlockPool(num_blocks)
-        self.take, self.release, self.claim, self.clear = self._pool.take, self._pool.release, self._pool.claim, self._pool.clear
+        self.release, self.claim, self.clear = self._pool.release, self._pool.claim, self._pool.clear
+
+    def take(self, count: int) -> tuple[Ids, Ids]:
+        taken = self._pool.take(count)
+        return taken.blocks, taken.evicted
 
     def publish(self, block: int, digest: str) -> None:
         self._pool.register(block, digest.encode())

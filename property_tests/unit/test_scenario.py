@@ -409,9 +409,9 @@ def test_mode_scenarios_satisfy_the_published_schema_and_say_what_they_show(path
     assert load_scenario(path) == scenario
 
 
-def test_mode_scenarios_use_every_operation_but_those_of_the_driver():
+def test_mode_scenarios_use_every_operation_of_an_engine():
     used = {entry.operation.verb for path in MODES for entry in load_scenario(path).timeline}
-    assert used == set(OPERATIONS) - {"step", "advance"}
+    assert used >= set(OPERATIONS) - {"step", "advance"}
 
 
 def run_on_model(scenario: Scenario) -> list[Entry]:

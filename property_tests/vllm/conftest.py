@@ -8,10 +8,6 @@ from pathlib import Path
 import pytest
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--long", action="store_true", help="vLLM: 20,000 random cases on its scheduler and 1,000 on the engine")
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if find_spec("vllm") is not None:
         return

@@ -2,28 +2,58 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from harness.backends import make_backend
+import pytest
+
+from harness.backends import CannotRun, make_backend
+from harness.model.profile import Profile
 from harness.scenario import load_scenario
-from harness.trial import Trial, run_trial
+from harness.trial import Trial, check_possible, run_trial
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 DIFFERENCES = sorted((SCENARIOS / "differences").glob("*.yaml"))
+PAGE = SCENARIOS.parent / "docs" / "vllm.md"
 MODES = sorted((SCENARIOS / "modes").glob("*.yaml"))
 
-DIES_ON_CPU = {"failed_update_serves", "resume_in_session"}
+DIES = {"failed_update_serves", "resume_in_session"}
 """Differences after which the real engine's next step breaks: its weights are not there. Its scheduler goes on."""
 
 BROKEN = {promise for file in DIFFERENCES for promise in load_scenario(file).expect.violates}
 """Every promise that vLLM is known to break."""
 
 
-def run(file: Path, engine: str, folder: Path) -> Trial:
-    """The scenario on the engine, with the model following."""
-    backend, scenario = make_backend(engine), load_scenario(file)
-    info = backend.start(scenario.engine)
+def on_the_page(difference: str, profile: str) -> str:
+    """What docs/vllm.md says of a difference under the version of a profile: there, not there or unseen."""
+    rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in PAGE.read_text().splitlines() if line.startswith("|")]
+    versions = next(row for row in rows if row[1:2] == ["0.26"])
+    version = profile.removeprefix("vllm-")
+    if version not in versions:
+        pytest.skip(f"docs/vllm.md has no column for {version}")
+    return next(row for row in rows if row[0] == difference and len(row) == len(versions))[versions.index(version)]
+
+
+def unreported(profile: str) -> set[str]:
+    """What a version without version spans breaks in every log with a finished request."""
+    return set() if Profile.named(profile).reports_spans else {"version-attribution"}
+
+
+def run(file: Path, engine: str, folder: Path, **fields: Any) -> Trial:
+    """The scenario on the engine, with the model following; `fields` override its shape. Skipped if it asks for what vLLM cannot."""
+    scenario = load_scenario(file)
+    scenario = replace(scenario, engine=scenario.engine.model_copy(update=fields))
+    backend = make_backend(engine)
     try:
+        info = backend.start(scenario.engine)
+        check_possible(scenario, backend, info)
         return run_trial(scenario, backend, info, folder, explain=True)
+    except CannotRun as refusal:
+        pytest.skip(str(refusal))
     finally:
         backend.stop()
+
+
+def violated(trial: Trial) -> set[str]:
+    return {judgement.invariant for judgement in trial.verdict.judgements if judgement.status == "violated"}

@@ -6,9 +6,19 @@ from importlib.util import find_spec
 
 import pytest
 
+from harness import verbs
 from harness.backends import BackendError, make_backend
 from harness.backends.vllm.install import profile_of
 from harness.scenario import EngineShape
+
+SCENARIO = """
+schema: 1
+name: beyond vLLM
+engine: {{block_size: 4, {shape}}}
+timeline:
+  - submit: {{id: r1, prompt: {{tokens: 4}}, max_tokens: 2}}
+  - {call}: {{}}
+"""
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed here")
@@ -49,6 +59,17 @@ def test_a_checkpoint_that_vllm_cannot_load_is_refused(tmp_path, needs_vllm):
         make_backend("vllm").start(EngineShape(checkpoint=str(folder)))
 
 
-def test_asynchronous_scheduling_is_refused(needs_vllm):
-    with pytest.raises(BackendError, match="synchronous scheduling only"):
-        make_backend("vllm-scheduler").start(EngineShape(async_scheduling=True))
+def test_a_device_that_this_vllm_was_not_built_for_is_refused(needs_vllm):
+    with pytest.raises(BackendError, match=r"asks for device cuda, this vLLM runs on cpu: use --set engine\.device=cpu"):
+        make_backend("vllm").start(EngineShape(device="cuda"))
+
+
+def test_what_vllm_in_this_process_cannot_is_unknown_and_no_verdict(tmp_path, capsys, needs_vllm):
+    host_tier, sleep = tmp_path / "host_tier.yaml", tmp_path / "sleep.yaml"
+    host_tier.write_text(SCENARIO.format(shape="host_blocks: 4", call="is_paused"))
+    sleep.write_text(SCENARIO.format(shape="num_blocks: 16", call="sleep"))
+    code = verbs.run([host_tier, sleep], verbs.Asked((), tmp_path / "runs", 0, False, 1.0), engine="vllm-scheduler")
+    assert code == 2
+    told = capsys.readouterr().out
+    assert "has no host tier, the scenario asks for 4 host_blocks: use sim or torch" in told
+    assert "vllm-scheduler cannot sleep: memory that vLLM can give back" in told

@@ -1,23 +1,18 @@
-"""The model under vLLM's profile explains every event of every pause-mode scenario, and a promise that vLLM breaks there has a
-file of its own in scenarios/differences."""
+"""The model under vLLM's profile explains every event of every pause-mode scenario, under both ways of scheduling, and a promise
+that vLLM breaks there has a file of its own in scenarios/differences."""
 
 from __future__ import annotations
 
 import pytest
 
-from .differences import BROKEN, MODES, run
+from .differences import BROKEN, MODES, run, unreported, violated
 
 
 @pytest.mark.parametrize("file", MODES, ids=lambda file: file.stem)
-def test_the_scheduler_is_explained_and_breaks_only_what_has_a_file(file, tmp_path, needs_vllm):
-    verdict = run(file, "vllm-scheduler", tmp_path).verdict
-    assert verdict.explanation is not None and verdict.explanation.mismatch is None, verdict.explanation.mismatch
-    violated = {judgement.invariant for judgement in verdict.judgements if judgement.status == "violated"}
-    assert violated <= BROKEN
-
-
-@pytest.mark.parametrize("name", ["keep_clear_two_requests", "preemption_small_pool", "wait_new_weights", "weights_in_parts"])
-def test_the_engine_is_explained_too(name, tmp_path, needs_vllm):
-    file = next(file for file in MODES if file.stem == name)
-    verdict = run(file, "vllm", tmp_path).verdict
-    assert verdict.explanation is not None and verdict.explanation.mismatch is None, verdict.explanation.mismatch
+@pytest.mark.parametrize("scheduling", ["sync", "async"])
+@pytest.mark.parametrize("engine", ["vllm-scheduler", "vllm"])
+def test_vllm_is_explained_and_breaks_only_what_has_a_file(engine, scheduling, file, tmp_path, needs_vllm):
+    trial = run(file, engine, tmp_path, async_scheduling=scheduling == "async")
+    explanation = trial.verdict.explanation
+    assert explanation is not None and explanation.mismatch is None, explanation
+    assert violated(trial) <= BROKEN | unreported(trial.opened.profile)

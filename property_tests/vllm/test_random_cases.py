@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from harness.backends import make_backend
-from harness.fuzz.case import API_TRUTH, CONFORMANCE, run_case
+from harness.events import Returned
+from harness.fuzz.case import API_TRUTH, CONFORMANCE, Case, run_case
 from harness.fuzz.generate import case_of
+from harness.operations import Prompt, Submit
+from harness.scenario import EngineShape
 
 ENGINE_SHAPE = {
     "block_size": 4,
@@ -21,35 +24,54 @@ ENGINE_VERBS = frozenset(
     ("submit", "abort", "pause", "resume", "step", "advance", "is_paused", "reset_prefix_cache", "swap_weights", "update_weight_version")
 )
 """What the real engine survives: a step in an open weight session is the end of it (docs/vllm.md)."""
+SCHEDULER_VERBS = ENGINE_VERBS | {"start_weight_update", "update_weights", "finish_weight_update"}
+
+both_ways_of_scheduling = pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
 
 
 @pytest.fixture
 def counts(request):
     long = request.config.getoption("--long", default=False)
-    return {"vllm-scheduler": 20_000 if long else 500, "vllm": 1_000 if long else 20}
+    return {"vllm-scheduler": 20_000 if long else 250, "vllm": 1_000 if long else 20}
 
 
-def unexplained(name, cases, **given):
+def unexplained(name, cases, *, verbs, **shape):
     """Cases that the model does not explain, or in which a call raised."""
     backend, found = make_backend(name), []
     for seed in range(cases):
-        outcome = run_case(case_of(seed, **given), backend)
-        if outcome.finding(CONFORMANCE) or outcome.ended in ("died", "hung"):
+        outcome = run_case(case_of(seed, engine=shape, verbs=verbs), backend)
+        if outcome.finding(CONFORMANCE) or outcome.ended in ("crashed", "hung"):
             found.append((seed, outcome.finding(CONFORMANCE) or outcome.finding(API_TRUTH)))
     return found
 
 
-def test_the_model_explains_the_scheduler(counts, needs_vllm):
-    assert unexplained("vllm-scheduler", counts["vllm-scheduler"]) == []
+@both_ways_of_scheduling
+def test_the_model_explains_the_scheduler(async_scheduling, counts, needs_vllm):
+    assert unexplained("vllm-scheduler", counts["vllm-scheduler"], verbs=SCHEDULER_VERBS, async_scheduling=async_scheduling) == []
 
 
-def test_the_model_explains_the_engine(counts, needs_vllm):
-    assert unexplained("vllm", counts["vllm"], engine=ENGINE_SHAPE, verbs=ENGINE_VERBS) == []
+@both_ways_of_scheduling
+def test_the_model_explains_the_engine(async_scheduling, counts, needs_vllm):
+    shape = {**ENGINE_SHAPE, "async_scheduling": async_scheduling}
+    assert unexplained("vllm", counts["vllm"], verbs=ENGINE_VERBS, **shape) == []
 
 
-def test_a_case_leaves_no_trace_in_the_next(needs_vllm):
+@both_ways_of_scheduling
+def test_a_case_leaves_no_trace_in_the_next(async_scheduling, needs_vllm):
     backend = make_backend("vllm-scheduler")
-    alone = run_case(case_of(3), backend).entries
+    shape = {"async_scheduling": async_scheduling}
+    alone = run_case(case_of(3, engine=shape, verbs=SCHEDULER_VERBS), backend).entries
     for seed in range(20, 30):
-        run_case(case_of(seed), backend)
-    assert run_case(case_of(3), backend).entries == alone
+        run_case(case_of(seed, engine=shape, verbs=SCHEDULER_VERBS), backend)
+    assert run_case(case_of(3, engine=shape, verbs=SCHEDULER_VERBS), backend).entries == alone
+
+
+def test_a_case_has_its_own_max_model_len_in_the_front_end_too(needs_vllm):
+    backend = make_backend("vllm-scheduler")
+    prompt = Submit(id="r1", prompt=Prompt(tokens=30), max_tokens=2)
+    refused = []
+    for longest in (64, 16, 64):
+        shape = EngineShape(block_size=4, num_blocks=32, max_model_len=longest)
+        entries = run_case(Case(engine=shape, operations=(prompt,)), backend).entries
+        refused += [entry.event.error is not None for entry in entries if isinstance(entry.event, Returned) and entry.event.op == 0]
+    assert refused == [False, True, False]

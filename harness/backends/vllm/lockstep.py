@@ -2,7 +2,7 @@
 
 Steps, queues, blocks, sessions and refusals are vLLM's. What vLLM leaves to whoever drives its core is
 done as its own process does it (`EngineCoreProc`): a pause sets the scheduler's state, steps go on while
-there is work, and pending completions run once there is none, the newest first.
+there is work, and pending completions run once there is none, the newest first. A step that is in flight is work.
 """
 
 # pyright: reportMissingImports=false
@@ -22,14 +22,15 @@ from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.request import RequestStatus
 
 from harness import events as ev
-from harness.backends import BackendError, EngineInfo
-from harness.backends.torch import Refused, WeightSources
+from harness.backends import CannotRun, EngineInfo
+from harness.backends.torch_weights import Refused, WeightSources
 from harness.backends.vllm import started
 from harness.backends.vllm.install import installed
-from harness.backends.vllm.transitions import Transitions
+from harness.backends.vllm.transitions import Transitions, name_of
 from harness.backends.vllm.weights import SENDER
 from harness.checkpoints import ensure
 from harness.operations import (
+    DRIVER_VERBS,
     Abort,
     FinishWeightUpdate,
     IsPaused,
@@ -50,7 +51,7 @@ from harness.tokenizer import bytes_of, tokenizer_of
 
 Answer = dict[str, Any]
 
-_INVALID = (ValueError, getattr(vllm.exceptions, "VLLMValidationError", ValueError))
+INVALID = (ValueError, getattr(vllm.exceptions, "VLLMValidationError", ValueError))
 """What vLLM's front end raises for a request that it does not take; up to 0.31 its own errors are ValueErrors."""
 
 _STATUS: dict[str, Status] = {"WAITING": "waiting", "RUNNING": "running", "PREEMPTED": "preempted"}
@@ -64,22 +65,27 @@ class VllmBackend:
     made_up: ClassVar[bool] = False
 
     def start(self, shape: EngineShape) -> EngineInfo:
-        if shape.async_scheduling:
-            raise BackendError(f"engine `{self.name}` runs under synchronous scheduling only: use --set engine.async_scheduling=false")
+        if shape.host_blocks:
+            raise CannotRun(
+                f"engine `{self.name}` has no host tier, the scenario asks for {shape.host_blocks} host_blocks: use sim or torch"
+            )
         version, profile, note = installed()
         checkpoint = ensure(shape.checkpoint)
         self._tokenizer = tokenizer_of(checkpoint)
         self._sources = WeightSources(checkpoint)
-        self._eos = _eos_token_ids(checkpoint)
+        self._eos = eos_token_ids(checkpoint)
         self._started = started.started(shape, checkpoint, made_up=self.made_up)
         self._llm, self._core = self._started.llm, self._started.core
         self._scheduler = self._started.configure(shape)
-        self._transitions = Transitions(self._scheduler)
+        self._transitions = Transitions(self._scheduler, called=name_of)
         self._reports_spans = profile.reports_spans
         self._mode: ev.Mode | None = None
         self._pending: list[tuple[int, bool]] = []
         """Pause calls that have not returned, each with its clear_cache; the newest last."""
         self._parked: set[str] = set()
+        self._submissions = 0
+        self._ids: dict[str, str] = {}
+        """What vLLM calls each live request: an id used again is another request, of which a late step must not know."""
         self._delivered: dict[str, int] = {}
         """Output tokens handed out so far, of each live request."""
         self._died = self._wrote = self._dirty = False
@@ -89,6 +95,14 @@ class VllmBackend:
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         return self._tokenizer.encode(text) if self._tokenizer else bytes_of(text)
+
+    def cannot(self, operation: Operation) -> str | None:
+        """What vLLM in this process cannot: give memory back, and be sent a bad tensor in the middle of a part, which it takes whole."""
+        if operation.verb not in self.verbs:
+            return f"{operation.verb}: memory that vLLM can give back and map again is a GPU's, in a process of its own"
+        if isinstance(operation, UpdateWeights | SwapWeights) and operation.source.spoil is not None:
+            return "be sent a bad tensor: a part is handed to vLLM's loader whole, when the session is finished"
+        return None
 
     def apply(self, op: int, operation: Operation) -> list[ev.Event]:
         self._transitions.add(ev.Received(op=op))
@@ -104,7 +118,7 @@ class VllmBackend:
         return self._transitions.take()
 
     def has_work(self) -> bool:
-        return not self._died and self._scheduler.has_requests()
+        return not self._died and (self._scheduler.has_requests() or bool(self._core.batch_queue))
 
     def step(self) -> list[ev.Event]:
         try:
@@ -152,7 +166,7 @@ class VllmBackend:
     def _pause(self, op: int, operation: Pause) -> None:
         self._transitions.add(ev.PausePending(mode=operation.mode, clear_cache=operation.clear_cache))
         if operation.mode == "abort":
-            live = list(self._scheduler.requests)
+            live = list(self._ids)
             self._scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
             self._deliver_aborted(live)
         elif operation.mode == "wait":
@@ -198,8 +212,12 @@ class VllmBackend:
     # ---- requests ----
 
     def _submit(self, op: int, operation: Submit) -> Answer:
-        if operation.id in self._scheduler.requests:
-            raise Refused("invalid", f"{operation.id} is live: vLLM, its ids not randomised, would die of an assertion")
+        if operation.id in self._ids:
+            raise Refused(
+                "invalid", f"{operation.id} is live: vLLM would take it for another request, and a client could not tell them apart"
+            )
+        self._submissions += 1
+        id = f"{operation.id}-{self._submissions}"
         prompt: Any = {"prompt_token_ids": list(operation.prompt.token_ids or ())}
         if operation.cache_salt is not None:
             prompt["cache_salt"] = operation.cache_salt
@@ -212,39 +230,38 @@ class VllmBackend:
                 detokenize=False,
                 output_kind=RequestOutputKind.DELTA,
             )
-            self._llm.add_request(operation.id, prompt, params)
-        except _INVALID as error:
+            self._llm.add_request(id, prompt, params)
+        except INVALID as error:
             raise Refused("invalid", str(error)) from error
         late = self._mode is not None
         if late:
             self._parked.add(operation.id)
-        self._delivered[operation.id] = 0
+        self._ids[operation.id], self._delivered[operation.id] = id, 0
         self._transitions.add(ev.Accepted(request=operation.id, parked=late))
         return {"state": "parked" if late else "queued"}
 
     def _abort(self, op: int, operation: Abort) -> Answer:
         """One at a time: of several ids in one call vLLM's order is that of a set, another in every process."""
-        live = self._scheduler.requests
-        ids = list(live) if operation.ids == "all" else [id for id in dict.fromkeys(operation.ids) if id in live]
+        ids = list(self._ids) if operation.ids == "all" else [id for id in dict.fromkeys(operation.ids) if id in self._ids]
         for id in ids:
-            self._core.abort_requests([id])
+            self._core.abort_requests([self._ids[id]])
         self._deliver_aborted(ids)
         return {"aborted": len(ids)}
 
     def _deliver_aborted(self, ids: list[str]) -> None:
         """The outputs that vLLM's process sends for aborted requests, through its front end."""
-        outputs = [EngineCoreOutput(id, [], finish_reason=FinishReason.ABORT) for id in ids]
+        outputs = [EngineCoreOutput(self._ids[id], [], finish_reason=FinishReason.ABORT) for id in ids]
         self._deliver(self._llm.output_processor.process_outputs(outputs).request_outputs)
 
     def _deliver(self, request_outputs: list[Any]) -> None:
         outputs = []
         for output in request_outputs:
             completion = output.outputs[0]
-            id, tokens = output.request_id, tuple(completion.token_ids)
+            id, tokens = name_of(output), tuple(completion.token_ids)
             outputs.append(ev.Output(id, self._delivered[id], tokens, completion.finish_reason))
             self._delivered[id] += len(tokens)
             if output.finished:
-                del self._delivered[id]
+                del self._ids[id], self._delivered[id]
                 self._parked.discard(id)
                 if self._reports_spans:
                     self._transitions.report_spans(id, completion.weight_versions or ())
@@ -275,7 +292,7 @@ class VllmBackend:
     def _finish(self, op: int, operation: FinishWeightUpdate) -> Answer:
         self._phase("finish", "finish_weight_update", fails=operation.fails)
         if operation.version is not None:
-            self._llm.set_weight_version(operation.version)
+            self._label(operation.version)
         self._transitions.add(ev.Committed(version=self._version()))
         return {"status": "finished", "weight_version": self._version()}
 
@@ -301,9 +318,15 @@ class VllmBackend:
             SENDER.fails = False
 
     def _relabel(self, op: int, operation: UpdateWeightVersion) -> Answer:
-        self._llm.set_weight_version(operation.version)
+        self._label(operation.version)
         self._transitions.add(ev.Relabelled(version=operation.version))
         return {"weight_version": operation.version}
+
+    def _label(self, version: str) -> None:
+        if hasattr(self._llm, "set_weight_version"):
+            self._llm.set_weight_version(version)
+        else:  # up to 0.26 vLLM has no labels: one is kept for it, where later versions have theirs
+            self._core._weight_version = version
 
     def _version(self) -> str:
         return self._core._weight_version
@@ -328,20 +351,21 @@ class VllmBackend:
         import torch
         from vllm.platforms import current_platform
 
-        if current_platform.is_cpu():
-            return "cpu, plain attention" if self._started.plain_attention else "cpu"
-        return torch.cuda.get_device_name()
+        device = "cpu" if current_platform.is_cpu() else torch.cuda.get_device_name()
+        return f"{device}, plain attention" if self._started.plain_attention else device
 
     def _request_state(self, request: Any) -> RequestState:
+        id = name_of(request)
         return RequestState(
-            id=request.request_id,
+            id=id,
             status=_STATUS[request.status.name],
             num_prompt_tokens=request.num_prompt_tokens,
             output=tuple(request.output_token_ids),
             num_computed_tokens=request.num_computed_tokens,
             num_preemptions=request.num_preemptions,
+            num_output_placeholders=request.num_output_placeholders,
             blocks=tuple([block - 1 for block in self._scheduler.kv_cache_manager.get_block_ids(request.request_id)[0]]),
-            parked=request.request_id in self._parked,
+            parked=id in self._parked,
         )
 
     _handlers: ClassVar[dict[type[Operation], Callable[..., Answer | None]]] = {
@@ -357,6 +381,8 @@ class VllmBackend:
         SwapWeights: _swap,
         UpdateWeightVersion: _relabel,
     }
+    verbs: ClassVar[frozenset[str]] = frozenset(kind.verb for kind in (*DRIVER_VERBS, *_handlers))
+    """What it can be asked."""
 
 
 class VllmSchedulerBackend(VllmBackend):
@@ -391,7 +417,7 @@ def _digests(pool: Any) -> tuple[tuple[int, ...], ...]:
     return tuple(sorted(groups, key=min))
 
 
-def _eos_token_ids(checkpoint: Path) -> tuple[int, ...]:
+def eos_token_ids(checkpoint: Path) -> tuple[int, ...]:
     """End-of-sequence tokens, of generation_config.json or else config.json: the adapter hands them over as stop tokens."""
     for name in ("generation_config.json", "config.json"):
         file = checkpoint / name

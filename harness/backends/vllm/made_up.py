@@ -22,6 +22,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.worker.gpu_worker import Worker
 
+from harness.backends.vllm.transitions import name_of
 from harness.backends.vllm.weights import MadeUpTransfer
 from harness.model.symbolic import symbolic_token
 
@@ -72,23 +73,23 @@ class MadeUpExecutor(Executor):
         return []
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
-        output = self._sample(scheduler_output.num_scheduled_tokens)
-        if not non_block:
-            return output
-        future: Future[ModelRunnerOutput] = Future()
-        future.set_result(output)
-        return future
+        """The forward pass; as vLLM's runners do it, its tokens are left to `sample_tokens`, and a step without any ends here."""
+        self._sampled = self._sample(scheduler_output.num_scheduled_tokens)
+        output = None if scheduler_output.num_scheduled_tokens else self._sampled
+        return _done(output) if non_block else output
+
+    def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
+        return _done(self._sampled) if non_block else self._sampled
 
     def _sample(self, scheduled: dict[str, int]) -> ModelRunnerOutput:
-        """A token for each request that has all its tokens computed; a partial prefill gets none."""
+        """A token for each request that has all its tokens computed, those in flight included; a partial prefill gets none."""
         epoch, requests = self.worker.transfer.epoch, self.scheduler.requests
         ids = list(scheduled)
         sampled = []
         for request_id in ids:
             request = requests[request_id]
-            position = request.num_tokens
-            complete = request.num_computed_tokens >= position
-            sampled.append([symbolic_token(request_id, position, epoch, self.seed)] if complete else [])
+            token = symbolic_token(name_of(request), request.num_computed_tokens, epoch, self.seed)
+            sampled.append([] if request.is_prefill_chunk else [token])
         return ModelRunnerOutput(
             req_ids=ids,
             req_id_to_index={request_id: index for index, request_id in enumerate(ids)},
@@ -103,6 +104,12 @@ class MadeUpExecutor(Executor):
 
     def shutdown(self) -> None:
         pass
+
+
+def _done(output: ModelRunnerOutput | None) -> Future[ModelRunnerOutput | None]:
+    future: Future[ModelRunnerOutput | None] = Future()
+    future.set_result(output)
+    return future
 
 
 ANSWERED = {

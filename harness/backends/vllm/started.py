@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from transformers import AutoConfig
 from vllm.config import WeightTransferConfig
+from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.utils.hashing import get_hash_fn_by_name
@@ -28,13 +29,17 @@ from vllm.v1.request import RequestStatus
 
 from harness.backends import BackendError
 from harness.backends.vllm import weights
-from harness.backends.vllm.attention import KERNEL_BLOCK_SIZE
 from harness.backends.vllm.made_up import MadeUpExecutor
 from harness.scenario import EngineShape
 
-KERNEL_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+CPU_BLOCK_SIZE, CUDA_BLOCK_SIZE = 32, 16
+"""vLLM's own attention kernels take blocks of a multiple of so many tokens."""
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """What vLLM's CPU kernels were compiled for (cpu_attn.py)."""
-PLAIN_ATTENTION = "harness.backends.vllm.attention.PlainAttentionBackend"
+CUDA_FLOAT32_HEAD_SIZE = 32
+"""On CUDA float32 is left to Triton's kernels, whose heads have at least this size; FlashAttention takes any multiple of 8."""
+GPU_MEMORY_UTILIZATION = 0.3
+"""A scenario's pool is tiny: whoever else uses the device keeps most of it."""
 
 
 class Kind(NamedTuple):
@@ -45,6 +50,7 @@ class Kind(NamedTuple):
     block_size: int
     """0 where there is no KV cache, and any size will do."""
     made_up: bool
+    async_scheduling: bool
 
 
 class Limits(NamedTuple):
@@ -75,35 +81,14 @@ class Started:
 
     @property
     def plain_attention(self) -> bool:
-        return not self.kind.made_up and _needs_plain_attention(self.kind)
+        return not self.kind.made_up and needs_plain_attention(self.kind)
 
     def configure(self, shape: EngineShape) -> Any:
         """A new scheduler for a case of this shape; returns it."""
-        core, config, blocks = self.core, self.core.vllm_config, shape.num_blocks + 1
-        scheduling, cache = config.scheduler_config, config.cache_config
-        scheduling.max_num_seqs = shape.max_num_seqs
-        scheduling.max_num_batched_tokens = scheduling.max_num_scheduled_tokens = shape.max_num_batched_tokens
-        scheduling.long_prefill_token_threshold = shape.long_prefill_token_threshold
-        config.model_config.max_model_len = model_len(shape)
-        cache.enable_prefix_caching, cache.num_gpu_blocks, cache.block_size = shape.prefix_caching, blocks, shape.block_size
-        pool = core.scheduler.kv_cache_config
-        groups = [
-            dataclasses.replace(group, kv_cache_spec=dataclasses.replace(group.kv_cache_spec, block_size=shape.block_size))
-            for group in pool.kv_cache_groups
-        ]
-        core.scheduler = type(core.scheduler)(
-            vllm_config=config,
-            kv_cache_config=dataclasses.replace(pool, num_blocks=blocks, kv_cache_groups=groups),
-            structured_output_manager=core.structured_output_manager,
-            block_size=shape.block_size,
-            hash_block_size=shape.block_size,
-            log_stats=False,
-        )
-        core.request_block_hasher = get_request_block_hasher(shape.block_size, self._hash_function) if shape.prefix_caching else None
-        core._weight_version = "default"
+        configure(self.core, shape, self._hash_function)
         # The front end's renderer keeps the longest prompt of the engine as it was when the first request came.
         vars(getattr(self.llm, "renderer", self)).pop("default_cmpl_tok_params", None)
-        return core.scheduler
+        return self.core.scheduler
 
     def settle(self) -> None:
         """End what a case left, and tell the worker of it.
@@ -116,8 +101,8 @@ class Started:
         left = list(scheduler.requests)
         scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
         self.llm.output_processor.abort_requests(left, internal=True)
-        while scheduler.has_requests():
-            self.core.step()
+        while scheduler.has_requests() or self.core.batch_queue:
+            self.core.step_fn()
         assert not self.llm.output_processor.request_states, (
             f"vLLM's front end still knows {list(self.llm.output_processor.request_states)}"
         )
@@ -131,6 +116,33 @@ class Started:
         return executor.worker if self.kind.made_up else executor.driver_worker.worker
 
 
+def configure(core: Any, shape: EngineShape, hash_function: Any) -> None:
+    """Give an idle engine core a new scheduler and block manager, of this shape, made as it makes its own."""
+    config, blocks = core.vllm_config, shape.num_blocks + 1
+    scheduling, cache = config.scheduler_config, config.cache_config
+    scheduling.max_num_seqs = shape.max_num_seqs
+    scheduling.max_num_batched_tokens = scheduling.max_num_scheduled_tokens = shape.max_num_batched_tokens
+    scheduling.long_prefill_token_threshold = shape.long_prefill_token_threshold
+    config.model_config.max_model_len = model_len(shape)
+    cache.enable_prefix_caching, cache.num_gpu_blocks, cache.block_size = shape.prefix_caching, blocks, shape.block_size
+    pool = core.scheduler.kv_cache_config
+    groups = [
+        dataclasses.replace(group, kv_cache_spec=dataclasses.replace(group.kv_cache_spec, block_size=shape.block_size))
+        for group in pool.kv_cache_groups
+    ]
+    assert not core.batch_queue, "a step is still in flight"
+    core.scheduler = type(core.scheduler)(
+        vllm_config=config,
+        kv_cache_config=dataclasses.replace(pool, num_blocks=blocks, kv_cache_groups=groups),
+        structured_output_manager=core.structured_output_manager,
+        block_size=shape.block_size,
+        hash_block_size=shape.block_size,
+        log_stats=False,
+    )
+    core.request_block_hasher = get_request_block_hasher(shape.block_size, hash_function) if shape.prefix_caching else None
+    core._weight_version = "default"
+
+
 _standing: Started | None = None
 
 
@@ -138,10 +150,15 @@ def started(shape: EngineShape, checkpoint: Path, *, made_up: bool) -> Started:
     """An idle engine that can be configured for the shape: the standing one if it fits, else a new one in its place.
 
     Raises:
-        BackendError: vLLM refuses the checkpoint or the shape.
+        BackendError: vLLM refuses the checkpoint or the shape, or was built for another device.
     """
     global _standing
-    kind = Kind(checkpoint, shape.dtype, 0 if made_up else shape.block_size, made_up)
+    device = "cpu" if current_platform.is_cpu() else "cuda"
+    if not made_up and shape.device != device:
+        raise BackendError(
+            f"the scenario's engine asks for device {shape.device}, this vLLM runs on {device}: use --set engine.device={device}"
+        )
+    kind = Kind(checkpoint, shape.dtype, 0 if made_up else shape.block_size, made_up, shape.async_scheduling)
     limits = Limits(shape.num_blocks, model_len(shape), shape.max_num_seqs, shape.max_num_batched_tokens)
     if _standing is not None and _standing.kind == kind:
         if made_up or _standing.limits.cover(limits):
@@ -158,6 +175,7 @@ def drop() -> None:
     if _standing is not None:
         _standing.llm.engine_core.shutdown()
         _standing = None
+        cleanup_dist_env_and_memory()  # the next engine measures what memory is free
 
 
 def is_gone(engine: Started) -> bool:
@@ -173,26 +191,12 @@ def model_len(shape: EngineShape) -> int:
 def _start(kind: Kind, limits: Limits, shape: EngineShape) -> LLMEngine:
     weights.register()
     try:
-        if not kind.made_up and _needs_plain_attention(kind):
-            register_backend(AttentionBackendEnum.CPU_ATTN, PLAIN_ATTENTION)
-        else:
-            AttentionBackendEnum.CPU_ATTN.clear_override()
         config = EngineArgs(
-            model=str(kind.checkpoint),
-            dtype=kind.dtype,  # type: ignore[arg-type]
-            block_size=shape.block_size,  # type: ignore[arg-type]
-            num_gpu_blocks_override=limits.num_blocks + 1,
-            max_model_len=limits.max_model_len,
-            max_num_seqs=limits.max_num_seqs,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
-            enforce_eager=True,
-            skip_tokenizer_init=True,
-            generation_config="vllm",
-            async_scheduling=False,
-            disable_log_stats=True,
-            use_tqdm_on_load=False,
+            **arguments(kind, limits, shape),
             weight_transfer_config=WeightTransferConfig(backend=weights.NAME),
         ).create_engine_config()
+        # The CPU platform switches it off; in one process it runs there as well.
+        config.scheduler_config.async_scheduling = kind.async_scheduling
         executor = MadeUpExecutor if kind.made_up else Executor.get_class(config)
         return LLMEngine(vllm_config=config, executor_class=executor, log_stats=False, multiprocess_mode=False)
     except Exception as error:
@@ -200,12 +204,47 @@ def _start(kind: Kind, limits: Limits, shape: EngineShape) -> LLMEngine:
         raise BackendError(f"vLLM does not start with checkpoint {kind.checkpoint} and {_in_words(limits, shape)}: {reason}") from error
 
 
-def _needs_plain_attention(kind: Kind) -> bool:
+def arguments(kind: Kind, limits: Limits, shape: EngineShape) -> dict[str, Any]:
+    """Engine arguments of every engine that is started for a shape."""
+    return {
+        "model": str(kind.checkpoint),
+        "dtype": kind.dtype,
+        "block_size": shape.block_size,
+        "num_gpu_blocks_override": limits.num_blocks + 1,
+        "max_model_len": limits.max_model_len,
+        "max_num_seqs": limits.max_num_seqs,
+        "max_num_batched_tokens": limits.max_num_batched_tokens,
+        "gpu_memory_utilization": GPU_MEMORY_UTILIZATION,
+        "attention_backend": attention_backend(plain=not kind.made_up and needs_plain_attention(kind)),
+        "enforce_eager": True,
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",
+        "async_scheduling": kind.async_scheduling,
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+    }
+
+
+def attention_backend(*, plain: bool) -> AttentionBackendEnum | None:
+    """What to ask vLLM for; None: its own choice. The CPU platform has no choice, so there another class stands behind its one name."""
     if not current_platform.is_cpu():
-        return False
+        register_backend(AttentionBackendEnum.CUSTOM, "harness.backends.vllm.attention_cuda.PlainAttentionBackend")
+        return AttentionBackendEnum.CUSTOM if plain else None
+    if plain:
+        register_backend(AttentionBackendEnum.CPU_ATTN, "harness.backends.vllm.attention_cpu.PlainAttentionBackend")
+    else:
+        AttentionBackendEnum.CPU_ATTN.clear_override()
+    return None
+
+
+def needs_plain_attention(kind: Kind) -> bool:
+    """Whether vLLM has no kernel for blocks and heads of this size."""
     config = AutoConfig.from_pretrained(kind.checkpoint)
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return kind.block_size % KERNEL_BLOCK_SIZE != 0 or head_size not in KERNEL_HEAD_SIZES
+    if current_platform.is_cpu():
+        return kind.block_size % CPU_BLOCK_SIZE != 0 or head_size not in CPU_HEAD_SIZES
+    too_small = kind.dtype == "float32" and head_size < CUDA_FLOAT32_HEAD_SIZE
+    return kind.block_size % CUDA_BLOCK_SIZE != 0 or head_size % 8 != 0 or too_small
 
 
 def _in_words(limits: Limits, shape: EngineShape) -> str:

@@ -2,28 +2,49 @@
 
 Methods of the instances are wrapped from outside: each wrapper notes what went in and came out and
 otherwise stays out of the way. A new scheduler gets new wrappers, so nothing of one case is left for
-the next. Block 0 is vLLM's own: ids are shifted by one.
+the next. A block is called by its place in the free queue at the beginning: block 0 is vLLM's own, so in a
+new scheduler ids are shifted by one.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from harness import events as ev
 
+Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""A method of vLLM's to what is called instead."""
+
+
+class Flight(NamedTuple):
+    """A step that was launched and has not landed."""
+
+    step: int
+    samplers: list[Any]
+    """vLLM's requests for which it samples a token, in scheduling order; they may end meanwhile."""
+
 
 class Transitions:
-    """Watches one scheduler from its beginning."""
+    """Watches one scheduler from its beginning.
 
-    def __init__(self, scheduler: Any) -> None:
-        self.steps = 0
-        self.finished: dict[str, int] = {}
-        """Where in `_events` each `finished` stands whose version spans are still to come."""
-        self._events: list[ev.Event] = []
-        self._labels: dict[Any, int] = {}
+    Args:
+        called: what one of vLLM's requests is called in events.
+        guard: makes a wrapper safe for an engine that must not suffer from being watched.
+    """
+
+    def __init__(
+        self,
+        scheduler: Any,
+        *,
+        called: Callable[[Any], str] = attrgetter("request_id"),
+        guard: Callable[[Wrapper], Wrapper] = lambda wrapper: wrapper,
+    ) -> None:
+        self._called = called
         self._need: str | None = None
         """The running request whose need for blocks is being met: whoever is preempted meanwhile is so for its sake."""
         self._request: str = ""
@@ -34,6 +55,7 @@ class Transitions:
         self._block_size = scheduler.block_size
         pool = scheduler.kv_cache_manager.block_pool
         self._free = pool.free_block_queue
+        self.begin()
         for target, name, wrapper in (
             (scheduler, "schedule", self._schedule),
             (scheduler, "update_from_output", self._update_from_output),
@@ -49,7 +71,17 @@ class Transitions:
             (self._free, "append_n", self._append),
         ):
             if hasattr(target, name):
-                setattr(target, name, wrapper(getattr(target, name)))
+                setattr(target, name, guard(wrapper)(getattr(target, name)))
+
+    def begin(self) -> None:
+        """Forget everything: from here on it is as if the scheduler were new. Nothing may be live, nothing cached."""
+        self.steps = 0
+        self.finished: dict[str, int] = {}
+        """Where in `_events` each `finished` stands whose version spans are still to come."""
+        self._events: list[ev.Event] = []
+        self._flights: deque[Flight] = deque()
+        self._labels: dict[Any, int] = {}
+        self._names = {block.block_id: place for place, block in enumerate(self._free.get_all_free_blocks())}
 
     def add(self, event: ev.Event) -> None:
         self._events.append(event)
@@ -71,10 +103,9 @@ class Transitions:
             output = schedule(*args, **kwargs)
             self._need = None
             self.steps += 1
-            batch = tuple(
-                ev.Scheduled(request_id, requests[request_id].num_computed_tokens - count, count)
-                for request_id, count in output.num_scheduled_tokens.items()
-            )
+            scheduled = [(requests[id], count) for id, count in output.num_scheduled_tokens.items()]
+            batch = tuple(ev.Scheduled(self._called(request), request.num_computed_tokens - count, count) for request, count in scheduled)
+            self._flights.append(Flight(self.steps, [request for request, _ in scheduled if not request.is_prefill_chunk]))
             self._events.append(ev.Launched(step=self.steps, batch=batch))
             return output
 
@@ -83,30 +114,36 @@ class Transitions:
 
     def _update_from_output(self, update: Callable[..., Any]) -> Callable[..., Any]:
         def watched(scheduler_output: Any, model_runner_output: Any) -> Any:
-            tokens, index = model_runner_output.sampled_token_ids, model_runner_output.req_id_to_index
-            sampled = tuple(
-                ev.Sampled(request_id, token)
-                for request_id in scheduler_output.num_scheduled_tokens
-                for token in (tokens[index[request_id]] if tokens else ())
-            )
-            self._events.append(ev.Landed(step=self.steps, sampled=sampled))
+            step, samplers = self._flights.popleft()
+            tokens, row = model_runner_output.sampled_token_ids, model_runner_output.req_id_to_index
+            sampled = [
+                ev.Sampled(self._called(request), token)
+                for request in samplers
+                if not request.is_finished()
+                for token in tokens[row[request.request_id]]
+            ]
+            self._events.append(ev.Landed(step=step, sampled=tuple(sampled)))
+            for request in samplers:
+                if request.is_finished():
+                    why: Literal["aborted", "finished"] = "aborted" if request.status.name == "FINISHED_ABORTED" else "finished"
+                    self._events.append(ev.Dropped(step=step, request=self._called(request), why=why))
             return update(scheduler_output, model_runner_output)
 
         return watched
 
     def _preempt(self, preempt: Callable[..., Any]) -> Callable[..., Any]:
         def watched(request: Any, *args: Any, **kwargs: Any) -> Any:
-            self._events.append(ev.Preempted(request=request.request_id, by=self._need))
+            self._events.append(ev.Preempted(request=self._called(request), by=self._need))
             return preempt(request, *args, **kwargs)
 
         return watched
 
     def _free_request(self, free: Callable[..., Any]) -> Callable[..., Any]:
         def watched(request: Any, *args: Any, **kwargs: Any) -> Any:
-            self.finished[request.request_id] = len(self._events)
+            self.finished[self._called(request)] = len(self._events)
             self._events.append(
                 ev.Finished(
-                    request=request.request_id,
+                    request=self._called(request),
                     reason=str(request.get_finished_reason()),  # type: ignore[arg-type]
                     prompt_tokens=request.num_prompt_tokens,
                     output_tokens=request.num_output_tokens,
@@ -119,15 +156,15 @@ class Transitions:
 
     def _allocate_slots(self, allocate: Callable[..., Any]) -> Callable[..., Any]:
         def watched(request: Any, *args: Any, **kwargs: Any) -> Any:
-            self._request = request.request_id
+            self._request = self._called(request)
             if request.status.name == "RUNNING":
-                self._need = request.request_id
+                self._need = self._request
                 return allocate(request, *args, **kwargs)
             self._need, self._hits = None, 0
             blocks = allocate(request, *args, **kwargs)
             if blocks is not None:
                 computed = self._hits * self._block_size
-                self._events.append(ev.Admitted(request=request.request_id, life=request.num_preemptions + 1, computed=computed))
+                self._events.append(ev.Admitted(request=self._request, life=request.num_preemptions + 1, computed=computed))
             return blocks
 
         return watched
@@ -136,7 +173,7 @@ class Transitions:
         def watched(blocks: Sequence[Any]) -> Any:
             if blocks:
                 self._hits = len(blocks)
-                self._events.append(ev.Hit(request=self._request, blocks=_ids(blocks)))
+                self._events.append(ev.Hit(request=self._request, blocks=self._ids(blocks)))
             return touch(blocks)
 
         return watched
@@ -146,7 +183,7 @@ class Transitions:
             hashed = self._hashed_at_head(count)
             blocks = get(count)
             if blocks:
-                self._events.append(ev.Allocated(request=self._request, blocks=_ids(blocks), evicted=hashed))
+                self._events.append(ev.Allocated(request=self._request, blocks=self._ids(blocks), evicted=hashed))
             return blocks
 
         return watched
@@ -157,7 +194,7 @@ class Transitions:
         block = self._free.fake_free_list_head.next_free_block
         for _ in range(count):
             if block.block_hash is not None:
-                hashed.append(block.block_id - 1)
+                hashed.append(self._names[block.block_id])
             block = block.next_free_block
         return tuple(hashed)
 
@@ -165,8 +202,8 @@ class Transitions:
         def watched(request: Any, blocks: Sequence[Any], num_cached_blocks: int, num_full_blocks: int, *args: Any, **kwargs: Any) -> Any:
             result = cache(request, blocks, num_cached_blocks, num_full_blocks, *args, **kwargs)
             if stored := blocks[num_cached_blocks:num_full_blocks]:
-                pairs = tuple((block.block_id - 1, self._label(block.block_hash)) for block in stored)
-                self._events.append(ev.Stored(request=self._request, blocks=pairs))
+                pairs = tuple((self._names[block.block_id], self._label(block.block_hash)) for block in stored)
+                self._events.append(ev.Stored(request=self._called(request), blocks=pairs))
             return result
 
         return watched
@@ -180,7 +217,7 @@ class Transitions:
             self._head = self._tail = ()
             result = free(request)
             if held:
-                self._events.append(ev.Freed(request=request.request_id, head=self._head, tail=self._tail))
+                self._events.append(ev.Freed(request=self._called(request), head=self._head, tail=self._tail))
             return result
 
         manager = free.__self__  # type: ignore[attr-defined]
@@ -188,14 +225,14 @@ class Transitions:
 
     def _prepend(self, prepend: Callable[..., Any]) -> Callable[..., Any]:
         def watched(blocks: Sequence[Any]) -> Any:
-            self._head = _ids(blocks)
+            self._head = self._ids(blocks)
             return prepend(blocks)
 
         return watched
 
     def _append(self, append: Callable[..., Any]) -> Callable[..., Any]:
         def watched(blocks: Sequence[Any]) -> Any:
-            self._tail = _ids(blocks)
+            self._tail = self._ids(blocks)
             return append(blocks)
 
         return watched
@@ -211,6 +248,10 @@ class Transitions:
         pool = reset.__self__.block_pool  # type: ignore[attr-defined]
         return watched
 
+    def _ids(self, blocks: Iterable[Any]) -> tuple[int, ...]:
+        return tuple([self._names[block.block_id] for block in blocks])
 
-def _ids(blocks: Iterable[Any]) -> tuple[int, ...]:
-    return tuple([block.block_id - 1 for block in blocks])
+
+def name_of(request: Any) -> str:
+    """What the client calls a request to whose id something was appended after a dash, so that an id used again is another's."""
+    return request.request_id.rpartition("-")[0]

@@ -1,8 +1,9 @@
 """A weight-transfer backend of vLLM's that takes its tensors from this process.
 
 None of vLLM's own backends runs without an accelerator. This one is registered beside them under
-the name "caesura" and goes their way: a session opens with vLLM's layerwise reload, each part is
-loaded into the model, and finish settles it. Who may call what when is vLLM's own worker's business.
+the name "caesura" and goes their way: a session opens with vLLM's layerwise reload, which takes the
+weights off the model, and finish puts the new ones there. Who may call what when is vLLM's own worker's
+business. In between, parts are kept: vLLM's loader counts tensors, and one that it is given twice breaks it.
 """
 
 # pyright: reportMissingImports=false
@@ -17,7 +18,7 @@ import torch
 from vllm.distributed.weight_transfer.base import WeightTransferEngine
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-from harness.backends.torch import SourceBroke
+from harness.backends.torch_weights import SourceBroke
 
 NAME = "caesura"
 
@@ -56,6 +57,8 @@ class InProcessTransfer(WeightTransferEngine):
     """vLLM's side."""
 
     init_info_cls = update_info_cls = dict
+    received: dict[str, torch.Tensor]
+    """This session's tensors by name; of one sent twice, the last."""
 
     def init_transfer_engine(self, init_info: Any) -> None:
         pass
@@ -64,11 +67,11 @@ class InProcessTransfer(WeightTransferEngine):
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
         SENDER.break_if_told()
+        self.received = {}
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        with torch.device(self.device):
-            self.model.load_weights(SENDER.send())  # type: ignore[operator]
+        self.received.update(SENDER.send())
 
     def receive_weights(self, update_info: Any) -> None:
         raise NotImplementedError("update_weights takes the tensors itself")
@@ -82,7 +85,10 @@ class InProcessTransfer(WeightTransferEngine):
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         SENDER.break_if_told()
+        with torch.device(self.device):
+            self.model.load_weights(self.received.items())  # type: ignore[operator]
         finalize_layerwise_reload(self.model, self.model_config)
+        self.received = {}
 
     def shutdown(self) -> None:
         pass
