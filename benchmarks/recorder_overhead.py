@@ -6,6 +6,8 @@ Two engines stand side by side, one with vLLM's own scheduler and one with the r
 time in turns, so that what else the machine does meets both alike. A round's figure is the ratio of the two; medians.
 """
 
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import asyncio
