@@ -45,9 +45,12 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def diff(session: nox.Session) -> None:
-    """The engine against the specification on every pause-mode scenario."""
-    install(session, "engine")
-    session.run("caesura", "diff", *map(str, sorted(Path("scenarios/modes").glob("*.yaml"))), "--engines", "sim,torch")
+    """The engine against the specification on every pause-mode scenario, and today's specification against what a GPU recorded."""
+    install(session, "engine", "test")
+    modes = list(map(str, sorted(Path("scenarios/modes").glob("*.yaml"))))
+    for scheduling in ("false", "true"):
+        session.run("caesura", "diff", *modes, "--engines", "sim,torch", "--set", f"engine.async_scheduling={scheduling}")
+    session.run("pytest", "-q", "property_tests/conformance/test_recorded.py", "property_tests/conformance/test_recorded_vllm.py")
 
 
 @nox.session
