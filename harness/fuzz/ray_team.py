@@ -4,6 +4,8 @@ The process is what runs cases, so that an engine that hangs or takes its proces
 one machine. An actor that is lost, with its node or without, costs its slice, which is handed out again.
 """
 
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import logging
@@ -31,7 +33,6 @@ CONNECT_S = 5.0
 """How long a cluster may take to accept a connection."""
 
 
-@ray.remote(num_cpus=1, max_restarts=0)
 class _Slot:
     """A CPU of the cluster, and the process that a campaign has there."""
 
@@ -48,6 +49,9 @@ class _Slot:
 
     def end(self) -> None:
         self._process.end()
+
+
+_Actor: Any = ray.remote(num_cpus=1, max_restarts=0)(_Slot)
 
 
 class RayWorker:
@@ -99,7 +103,7 @@ class RayTeam:
             ) from error
 
     def hire(self) -> RayWorker:
-        return RayWorker(_Slot.remote(self._engine, self._settings))
+        return RayWorker(_Actor.remote(self._engine, self._settings))
 
     def listen(self, workers: list[RayWorker], seconds: float) -> Iterator[tuple[RayWorker, Word]]:
         by_word = {worker.word: worker for worker in workers}
