@@ -116,10 +116,12 @@ class WeightTarget:
 
         Raises:
             ValueError: no such weight, another shape, an integer where a floating-point number belongs (or the reverse),
-                or values that are NaN or infinite, be it only in the engine's dtype.
+                values that are NaN or infinite, be it only in the engine's dtype, or memory that was given back.
         """
         if (resident := self._tensors.get(name)) is None:
             raise ValueError(f"no weight is called {name!r}; the {len(self.names)} names run from {self.names[0]!r} to {self.names[-1]!r}")
+        if resident.numel() and not resident.untyped_storage().nbytes():
+            raise ValueError(f"{name!r} is asleep: its memory was given back; wake the weights first")
         if tensor.shape != resident.shape:
             raise ValueError(f"{name!r} has shape {list(tensor.shape)}, expected {list(resident.shape)}")
         if tensor.is_complex() or tensor.is_floating_point() != resident.is_floating_point():

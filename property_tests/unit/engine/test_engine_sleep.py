@@ -7,6 +7,7 @@ import torch
 
 from engine import Conflict, EngineCore, InvalidArgument, OutOfService, SamplingParams
 from engine.errors import MemoryAsleep
+from engine.weights import WeightSession
 
 PROMPT = list(range(20, 26))
 
@@ -152,3 +153,15 @@ def test_an_unknown_level_or_mode_is_refused(make_engine):
     with pytest.raises(InvalidArgument, match="pause mode must be one of abort, wait, keep, got 'now'"):
         engine.begin_sleep(1, "now")
     assert not engine.is_paused()
+
+
+def test_memory_that_was_given_back_is_not_written(make_engine):
+    engine = make_engine()
+    sent = weights(engine)
+    sleep(engine, 1)
+    session = WeightSession(engine.weight_target)
+    with pytest.raises(ValueError, match="asleep"):
+        session.write(sent.items())
+    assert not session.wrote
+    engine.wake_up()
+    session.write(sent.items())
