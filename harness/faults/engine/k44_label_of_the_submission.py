@@ -8,7 +8,7 @@ from harness.faults.fault import Patch
 
 STANDS_FOR = "vllm#54443"
 CAUGHT_BY = "version-attribution"
-SHALLOW = True
+SHALLOW = False
 
 
 def plant(patch: Patch) -> None:
