@@ -21,6 +21,7 @@ from harness.execute import NS_PER_MS, EngineCrashed, Listener, crash_in
 from harness.fuzz.watchdog import EngineHangs, watched
 from harness.invariants import Judge
 from harness.operations import (
+    Abort,
     Advance,
     FinishWeightUpdate,
     Operation,
@@ -204,6 +205,15 @@ class _Run:
             sentence = f"the run ended {self._ended}, although everything was done to bring the engine back and resume it"
             self._find(ENDS, len(self._log) - 1, sentence)
 
+    def _owed(self) -> Iterator[Submit]:
+        """What a case that was cut short must hand in after all to be a scenario: requests that it aborts and did not submit."""
+        named = {id for one in self._performed if isinstance(one, Abort) and one.ids != "all" for id in one.ids}
+        missing = named - submitted(self._performed)
+        for operation in self._case.operations:
+            if isinstance(operation, Submit) and operation.id in missing:
+                missing.remove(operation.id)
+                yield operation
+
     def give_up(self, sentence: str, told: str, error: BaseException) -> None:
         self._find(API_TRUTH, len(self._log) - 1, sentence, "".join(traceback.format_exception(error)), operations=len(self._begins))
         self._close("crashed", told)
@@ -215,7 +225,7 @@ class _Run:
             if judgement.violations:
                 self._find(judgement.invariant, judgement.violations[0].seq, judgement.violations[0].sentence)
         return Outcome(
-            case=replace(self._case, operations=tuple(self._performed)),
+            case=replace(self._case, operations=(*self._performed, *self._owed())),
             findings=tuple(sorted(self._findings, key=lambda finding: finding.seq)),
             operations=len(self._begins),
             ended=self._ended,

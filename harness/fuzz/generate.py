@@ -270,7 +270,7 @@ class _Writer:
     def _source(self) -> WeightSource:
         """Now and then one of its tensors is bad: the first of a part, or one that others come before."""
         source = one_of(self._draws, SOURCES)
-        if not (self._spoils and once_in(self._draws, RARELY)):
+        if not (self._spoils and once_in(self._draws, 2 * RARELY)):
             return source
         return source.model_copy(update={"spoil": Spoil(tensor=2 * self._draws.below(2), how=one_of(self._draws, HOWS))})
 
@@ -297,7 +297,7 @@ _WEIGHTS: dict[Phrase, int] = {
     _Writer.pause: 4,
     _Writer.resume: 4,
     _Writer.is_paused: 1,
-    _Writer.reset: 1,
+    _Writer.reset: 2,
     _Writer.relabel: 1,
     _Writer.start: 1,
     _Writer.part: 1,
@@ -310,7 +310,7 @@ _WEIGHTS: dict[Phrase, int] = {
     _Writer.sleep: 1,
     _Writer.wake_up: 1,
     _Writer.is_sleeping: 1,
-    _Writer.night: 2,
+    _Writer.night: 1,
 }
 _ALL = tuple(phrase for phrase, weight in _WEIGHTS.items() for _ in range(weight))
 _ALWAYS = (_Writer.submit, _Writer.steps)

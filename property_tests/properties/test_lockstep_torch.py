@@ -22,7 +22,7 @@ pytest.importorskip("torch")
 
 from harness.backends.torch import TorchBackend
 
-thorough = settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+thorough = settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
 @thorough

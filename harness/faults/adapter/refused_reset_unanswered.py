@@ -9,7 +9,7 @@ from harness.faults.fault import Patch
 
 STANDS_FOR = "the kind of K15 (sglang#22290): a call that waits for ever"
 CAUGHT_BY = "api-truth"
-SHALLOW = False
+SHALLOW = True
 
 
 def plant(patch: Patch) -> None:

@@ -6,7 +6,7 @@ from harness.faults.fault import Patch
 
 STANDS_FOR = "vllm#49146"
 CAUGHT_BY = "api-truth"
-SHALLOW = False
+SHALLOW = True
 
 
 def plant(patch: Patch) -> None:

@@ -8,7 +8,7 @@ from harness.faults.fault import Patch
 
 STANDS_FOR = "vllm#54443"
 CAUGHT_BY = "version-attribution"
-SHALLOW = False
+SHALLOW = True
 
 
 def plant(patch: Patch) -> None:
