@@ -97,12 +97,17 @@ def replay(
     log: Annotated[Path, typer.Argument(help="A run folder or one events.*.jsonl file.", show_default=False)],
     until: Annotated[int | None, typer.Option(min=0, metavar="SEQ", help="Stop after this event number.")] = None,
     state: Annotated[bool, typer.Option("--state", help="Print the visible state there.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="For logs larger than memory: invariants alone, of one rank's file.")] = False,
     min_pass_rate: MinPassRate = 1.0,
     as_json: Json = False,
 ) -> None:
     """Rebuild an engine's state from its log; judge every invariant; have the model explain it."""
     from harness import verbs
 
+    if quick and (state or until is not None):
+        raise BadInput("--quick keeps no events: expected it without --until and --state")
+    if quick:
+        _exit(verbs.quick_replay(log, as_json=as_json, min_pass_rate=min_pass_rate))
     _exit(verbs.replay(log, until=until, show_state=state, as_json=as_json, min_pass_rate=min_pass_rate))
 
 

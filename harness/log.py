@@ -21,7 +21,7 @@ from typing import NamedTuple, Self, TypeVar
 from harness.codec import Codec, LogError
 from harness.events import Closed, Entry, Event, Opened
 
-__all__ = ["Log", "LogError", "LogWriter", "TornTail", "iter_file", "read_log"]
+__all__ = ["Log", "LogError", "LogWriter", "TornTail", "iter_file", "log_files", "read_log", "take_lines"]
 
 Taken = TypeVar("Taken")
 
@@ -137,7 +137,7 @@ def read_log(path: Path) -> Log:
     Raises:
         LogError: no log there, or one that says something impossible; the message begins with file:line.
     """
-    files = _files(path)
+    files = log_files(path)
     tails: list[TornTail] = []
     with _cycle_collection_off():
         entries = _merged([list(_iter_noting_tail(file, tails)) for file in files])
@@ -196,7 +196,12 @@ def take_lines(path: Path, codec: Codec, take: Callable[[bytes], Taken]) -> Gene
     return None
 
 
-def _files(path: Path) -> list[Path]:
+def log_files(path: Path) -> list[Path]:
+    """The file itself, or the `events.*.jsonl` of a run folder, sorted by name.
+
+    Raises:
+        LogError: a folder without any.
+    """
     if not path.is_dir():
         return [path]
     files = sorted(file for file in path.iterdir() if _FILE_NAME.fullmatch(file.name))

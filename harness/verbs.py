@@ -22,9 +22,10 @@ from harness.checkpoints import ensure, find
 from harness.errors import INTERRUPTED, BadInput
 from harness.events import Delivered, Entry, Heard, Launched, Opened, Reference, comparable
 from harness.execute import Listener
-from harness.invariants import INVARIANTS
+from harness.invariants import INVARIANTS, Judge
+from harness.invariants.file import judge_file
 from harness.junit import TestCase, write_junit
-from harness.log import read_log
+from harness.log import log_files, read_log
 from harness.operations import SwapWeights, UpdateWeights
 from harness.replay import BLOCKS_SEEN
 from harness.runs import COVERAGE, REPORT, SCENARIO, RunFolder
@@ -33,7 +34,7 @@ from harness.scenario_source import suggestion
 from harness.simulation.figures import figures_of
 from harness.tokenizer import Tokenizer, tokenizer_of
 from harness.trial import EXIT_CODES, Driver, Status, Trial, check_possible, review, run_live_trial, run_trial, worst
-from reports.text import MARGIN, Origin, coverage_table, render, render_state, summary_row
+from reports.text import MARGIN, Origin, coverage_table, render, render_quick, render_state, summary_row
 
 
 class Asked(NamedTuple):
@@ -99,6 +100,35 @@ def replay(path: Path, *, until: int | None, show_state: bool, as_json: bool, mi
         if show_state:
             print(render_state(state, log.entries[-1].seq), end="")
     return EXIT_CODES[trial.verdict.status]
+
+
+def quick_replay(path: Path, *, as_json: bool, min_pass_rate: float = 1.0) -> int:
+    """Judge every invariant on one rank's file, without keeping its events, and without the model."""
+    files = log_files(path)
+    if len(files) > 1:
+        raise BadInput(f"{path} has {len(files)} files: expected one rank's with --quick, as in {files[-1]}")
+    judge = Judge()
+    with _reading(files[0]) as progress:
+        judge_file(files[0], judge, progress=progress)
+    replay, judgements = judge.replay, [judgement.tolerating(min_pass_rate) for judgement in judge.finish()]
+    found = {judgement.status for judgement in judgements}
+    status: Status = "violated" if "violated" in found else "holds" if "holds" in found and replay.closed is not None else "unknown"
+    if as_json:
+        _print_json({"status": status, "log": str(path), "events": replay.seq + 1, "judgements": msgspec.to_builtins(judgements)})
+    else:
+        print(render_quick(replay, judgements, status, Origin(path, _again("replay", "--quick", path, *_rate(min_pass_rate)))), end="")
+    return EXIT_CODES[status]
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[Callable[[int], object]]:
+    """A bar on a terminal's stderr that grows with the bytes that were read."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task(f"judging {file}", total=file.stat().st_size)
+        yield lambda length: progress.advance(task, length)
 
 
 def explore(shape: str, ranks: int, *, faults: Sequence[str], max_states: int | None, as_json: bool) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,12 +11,12 @@ from harness.client import ClientView
 from harness.conformance import Explanation
 from harness.coverage import Coverage
 from harness.events import Answered, Asked, Called, Delivered, Entry, Failure, Heard, Launched, Opened, Returned
-from harness.replay import Request
+from harness.replay import Replay, Request
 from harness.simulation.figures import figures_of
 from harness.situations import SITUATIONS
 from harness.state import EngineState, RequestState
 from harness.tokenizer import Tokenizer
-from harness.trial import Trial
+from harness.trial import Status, Trial
 from harness.verdict import Judgement, Violation
 from reports.simulation import figure_lines
 from reports.words import operation_in_words, timeline_row
@@ -39,7 +39,7 @@ class Origin(NamedTuple):
 def render(trial: Trial, tokenizer: Tokenizer | None, origin: Origin) -> str:
     """The whole report. Without a tokenizer, tokens are shown as numbers."""
     lines = [header(trial.opened), _what_ran(trial), *_workload(trial), ""]
-    lines += _judgements(trial, origin)
+    lines += _judgements(trial.verdict.judgements, lambda seq: _timeline(trial, seq, origin))
     if trial.verdict.explanation is not None:
         lines += _explanation(trial.verdict.explanation, trial, origin)
     lines += _reached(trial)
@@ -49,6 +49,17 @@ def render(trial: Trial, tokenizer: Tokenizer | None, origin: Origin) -> str:
     lines += ["", *(f"{'':<{MARGIN}}{reason}" for reason in trial.verdict.reasons)]
     lines += [f"{trial.verdict.status.upper():<{MARGIN}}{trial.scenario.name if trial.scenario else origin.folder}"]
     lines += [f"{'log':<{MARGIN}}{origin.folder}", f"{'again':<{MARGIN}}{origin.command}"]
+    return "\n".join(lines) + "\n"
+
+
+def render_quick(replay: Replay, judgements: Sequence[Judgement], status: Status, origin: Origin) -> str:
+    """What the invariants say of a log of which no event was kept: no timeline."""
+    assert replay.opened is not None
+    tokens = sum(len(request.output) for request in replay.requests.values())
+    which = "" if len(replay.requests) == 1 else "s, the last of each id"
+    lines = [header(replay.opened), f"log: {tokens} tokens, {len(replay.requests)} request{which}, {replay.seq + 1} events", ""]
+    lines += _judgements(judgements, lambda seq: [])
+    lines += ["", f"{status.upper():<{MARGIN}}{origin.folder}", f"{'again':<{MARGIN}}{origin.command}"]
     return "\n".join(lines) + "\n"
 
 
@@ -122,27 +133,26 @@ def _workload(trial: Trial) -> list[str]:
     return figure_lines(figures_of(trial.entries, workload), margin=MARGIN) if workload is not None else []
 
 
-def _judgements(trial: Trial, origin: Origin) -> list[str]:
+def _judgements(judgements: Sequence[Judgement], timeline: Callable[[int], list[str]]) -> list[str]:
     """What is violated, earliest first and the first one with its timeline; what could not be checked; what holds."""
     by_status: dict[str, list[Judgement]] = {"violated": [], "not-checkable": [], "holds": []}
-    for judgement in trial.verdict.judgements:
+    for judgement in judgements:
         by_status[judgement.status].append(judgement)
     lines = []
     for place, judgement in enumerate(sorted(by_status["violated"], key=lambda judgement: judgement.violations[0].seq)):
-        lines += _violated(judgement, trial, origin, whole=place == 0)
+        lines += _violated(judgement, timeline if place == 0 else lambda seq: [])
     lines += [f"{'not checkable':<{MARGIN}}{judgement.invariant}: {judgement.reason}" for judgement in by_status["not-checkable"]]
     lines += [f"{'holds':<{MARGIN}}{judgement.invariant}: {judgement.reason}" for judgement in by_status["holds"] if judgement.checked]
     plain = [judgement.invariant for judgement in by_status["holds"] if not judgement.checked]
     return lines + (_wrapped(f"{'holds':<{MARGIN}}", ", ".join(plain)) if plain else [])
 
 
-def _violated(judgement: Judgement, trial: Trial, origin: Origin, *, whole: bool) -> list[str]:
-    """The first violation in words, the others by their sentences. `whole`: with the timeline, which what follows from it does without."""
+def _violated(judgement: Judgement, timeline: Callable[[int], list[str]]) -> list[str]:
+    """The first violation in words and with the timeline around it, the others by their sentences."""
     first, *others = judgement.violations
     more = f" ({judgement.more} more not shown)" if judgement.more else ""
     lines = [f"{'violated':<{MARGIN}}{judgement.invariant}: {judgement.reason}{more}", *_violation(first)]
-    if whole:
-        lines += _timeline(trial, first.seq, origin)
+    lines += timeline(first.seq)
     return lines + [_cut(f"{'':<{MARGIN}}also      event {other.seq}: {other.sentence}") for other in others]
 
 

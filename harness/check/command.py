@@ -48,7 +48,7 @@ def check(url: str, asked: Asked) -> int:
     """
     for name in (*asked.require, *asked.only):
         if name not in CHECKS:
-            raise BadInput(f"{name}: there is no such check{suggestion(name, CHECKS)}; expected one of {', '.join(CHECKS)}")
+            raise BadInput(f"{name}: there is no such check{suggestion(name, CHECKS)} expected one of {', '.join(CHECKS)}")
     folders = find_folders(asked.tracer) if asked.tracer is not None else {}
     backend = HttpBackend(url, key=asked.key, timeout_s=asked.timeout_s)
     recording = _Recording(asked.runs, httpx.URL(url).host)

@@ -55,6 +55,19 @@ def test_replay_judges_a_log_again_and_shows_the_state_at_an_event(caesura) -> N
     assert "paused (keep)" in out
 
 
+def test_a_quick_replay_says_of_the_invariants_what_a_whole_one_says(caesura) -> None:
+    caesura("run", HOLDS, "--engine", "sim")
+    _, whole, _ = caesura("replay", "runs/latest", "--json")
+    code, quick, _ = caesura("replay", "runs/latest", "--quick", "--json")
+    assert code == 0 and json.loads(quick)["judgements"] == json.loads(whole)["judgements"]
+    code, text, _ = caesura("replay", "runs/latest", "--quick")
+    assert code == 0 and "HOLDS" in text
+    log = Path("runs/latest/events.r0.jsonl")
+    log.write_bytes(log.read_bytes()[:-10])
+    code, text, _ = caesura("replay", str(log), "--quick")
+    assert code == 2 and "UNKNOWN" in text
+
+
 def test_json_says_the_same_for_machines(caesura) -> None:
     code, out, _ = caesura("run", HOLDS, "--engine", "sim", "--json")
     answer = json.loads(out)
@@ -180,6 +193,8 @@ BAD = [
     pytest.param(["replay", "nowhere"], "nowhere", id="no log"),
     pytest.param(["replay", "foreign.jsonl"], "foreign.jsonl:1", id="a foreign log"),
     pytest.param(["replay", "empty.jsonl"], "empty file", id="an empty log"),
+    pytest.param(["replay", "empty.jsonl", "--quick"], "empty file", id="an empty log, quick"),
+    pytest.param(["replay", "empty.jsonl", "--quick", "--state"], "--quick keeps no events", id="quick with a state"),
     pytest.param(["report", "aborts.yaml"], "no run folder", id="not a run folder"),
     pytest.param(["checkpoint", "tiny", "encoder"], "encoder exists already", id="a checkpoint that is there"),
     pytest.param(["checkpoint", "llama", "out"], "tiny, smollm2 or tracer", id="unknown checkpoint"),
