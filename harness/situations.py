@@ -2,7 +2,7 @@
 
 That an invariant held says little about a run in which nothing it speaks of came about. So a
 scenario names what it is to reach (`expect: reaches:`), and runs and campaigns count what they
-reached (coverage.py). Here are the names and what each stands for; they stand above the loader of
+reached (coverage/). Here are the names and what each stands for; they stand above the loader of
 scenario files, which refuses a name that nobody has. docs/situations.md is made from this table.
 """
 

@@ -1,11 +1,4 @@
-"""Rebuilds an engine's state from its event log: time travel, and the facts that invariants judge.
-
-This is a third, independent reading of docs/semantics.md beside the engine and the model: it only
-adds up what the log says happened, and decides nothing. So it is total: a log that no right engine
-could have written still replays, each event having its most plausible effect, and complaining is
-left to the invariants. Events are numbered by `seq`, which also serves as the clock: a KV entry is
-stamped with the number of the `launched` that wrote it, from which its epoch follows.
-"""
+"""Adds a log up, event by event."""
 
 from __future__ import annotations
 
@@ -13,7 +6,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from harness.events import (
     Accepted,
@@ -31,7 +24,6 @@ from harness.events import (
     Delivered,
     Differed,
     Dropped,
-    DropReason,
     Entry,
     Event,
     Finished,
@@ -53,331 +45,16 @@ from harness.events import (
     Relabelled,
     Resumed,
     Returned,
-    Scheduled,
     StepFailed,
     Stored,
     Tag,
     UpdateFailed,
     UpdateStarted,
-    VersionSpan,
 )
-from harness.operations import Operation, Pause, Sleep, StartWeightUpdate, Submit, SwapWeights, from_data
+from harness.operations import Operation, Sleep, StartWeightUpdate, Submit, SwapWeights, from_data
+from harness.replay.blocks import Blocks
+from harness.replay.facts import BLOCKS_SEEN, DROPPED, NEVER, Call, Flight, Request, Weights
 from harness.state import EngineState, RequestState
-
-NEVER = -1
-"""In place of an event number: it has not happened."""
-
-BLOCKS_SEEN = 2
-"""The lowest level of a log that tells about blocks."""
-
-DROPPED = 2
-"""The level of sleep at which weights are dropped, and have to come anew."""
-
-
-class Weights(NamedTuple):
-    """Which weights a forward ran on: the label that was resident, and the number of updates that had written a byte."""
-
-    version: str
-    epoch: int
-
-
-class Call:
-    """A client's call that has not returned yet."""
-
-    __slots__ = ("by", "called", "clear_cache", "joins", "mode", "op", "operation", "received")
-
-    def __init__(self, op: int, operation: Operation | None, by: str, called: int) -> None:
-        self.op = op
-        self.operation = operation
-        """None if this version knows no such operation."""
-        self.by = by
-        self.called = called
-        self.received = NEVER
-        self.mode: Mode | None = None
-        """Of a call that pauses, once it is taken up: the mode that it asks for. A sleep without one takes that in force, or `abort`."""
-        self.clear_cache = False
-        """It asks for a pause that clears."""
-        self.joins = False
-        """A sleep without a mode over a pause: it does nothing to requests."""
-
-    def take_up(self, seq: int, pause_mode: Mode | None) -> None:
-        """The core takes it up under a pause of that mode, or under none."""
-        self.received = seq
-        match self.operation:
-            case Pause(mode=mode, clear_cache=clear_cache):
-                self.mode, self.clear_cache = mode, clear_cache
-            case Sleep(mode=asked, level=level):
-                self.mode, self.clear_cache = asked or pause_mode or "abort", level >= 1
-                self.joins = asked is None and pause_mode is not None
-            case _:
-                pass
-
-    @property
-    def taken_up(self) -> int:
-        """Number of the event at which the core took the call up; of the call itself if the log does not tell."""
-        return self.called if self.received == NEVER else self.received
-
-
-class Flight(NamedTuple):
-    """A step: launched, perhaps landed."""
-
-    launched: int
-    """Number of its `launched` event."""
-    step: int
-    batch: tuple[Scheduled, ...]
-    samplers: list[str]
-    """Requests whose rows reach their last token, known or in flight, in scheduling order: these sample one token each."""
-    requests: list[Request]
-    """The same requests; an id may be another's when the step lands."""
-    weights: Weights
-    committed: bool
-    """False if its weights may not be sampled from: half-written, or left by a failed update."""
-
-    def fate(self, request: Request) -> DropReason | Literal["preempted"] | None:
-        """What has become of one of `requests` since the launch; None if it goes on as it was."""
-        if request.finished is not None:
-            return "aborted" if request.finished.reason == "abort" else "finished"
-        if request.at_reset > self.launched:
-            return "reset"
-        return "preempted" if request.at_preemption > self.launched else None
-
-
-class Request:
-    """What the log tells about one request, from the moment that the core saw it. Live until `finished` is set."""
-
-    __slots__ = (
-        "accepted",
-        "at_preemption",
-        "at_reset",
-        "blocks",
-        "cache_salt",
-        "computed",
-        "delivered",
-        "end_delivered",
-        "ended",
-        "finished",
-        "hits",
-        "id",
-        "lives",
-        "num_tokens",
-        "oldest_write",
-        "output",
-        "parked",
-        "placeholders",
-        "preemptions",
-        "prompt",
-        "sampled_by",
-        "seen",
-        "status",
-        "unwritten",
-        "weights",
-    )
-
-    def __init__(self, id: str, submission: Submit | None, seq: int) -> None:
-        self.id = id
-        self.prompt = submission.prompt.token_ids if submission else None
-        """Token ids; None if the log does not tell."""
-        self.cache_salt = submission.cache_salt if submission else None
-        self.seen = seq
-        """Number of the event at which the core took it on or blocked it."""
-        self.accepted = NEVER
-        self.status: Literal["blocked", "waiting", "running", "preempted", "finished"] = "waiting"
-        self.parked = False
-        self.lives = 0
-        self.preemptions = 0
-        self.at_preemption = NEVER
-        """Number of its last `preempted` event."""
-        self.at_reset = NEVER
-        """Number of its last `preempted` event that a cache reset caused."""
-        self.computed = 0
-        """Tokens whose KV is computed or being computed by a launched step."""
-        self.num_tokens = len(self.prompt or ())
-        """Prompt and output."""
-        self.placeholders = 0
-        """Tokens that steps in flight owe to this life of it."""
-        self.output: list[int] = []
-        """Every token sampled for it."""
-        self.sampled_by: list[tuple[int, Weights]] = []
-        """(i, weights): from output token i on, until the next pair, these weights sampled."""
-        self.weights: Weights | None = None
-        """The last of `sampled_by`."""
-        self.delivered: list[int] = []
-        self.blocks: list[int] = []
-        """Block table: entry i holds the KV of positions from i * block size on."""
-        self.hits: tuple[int, ...] = ()
-        """Blocks claimed or loaded at admission that no step of this life has attended to yet."""
-        self.oldest_write = NEVER
-        """Number of the `launched` that wrote the oldest KV entry its steps attend to in this life."""
-        self.unwritten = NEVER
-        """First position that a step of this life attended to although no step had written it."""
-        self.finished: Finished | None = None
-        self.ended = NEVER
-        """Number of the `finished` event."""
-        self.end_delivered = NEVER
-        """Number of the `delivered` that handed out the finish reason."""
-
-    def __repr__(self) -> str:
-        return f"<Request {self.id} {self.status}, {len(self.output)} sampled, {len(self.delivered)} delivered>"
-
-    def tokens(self, start: int, end: int) -> tuple[int, ...]:
-        """Tokens at positions [start, end), prompt first; fewer if not all are known."""
-        prompt = self.prompt or ()
-        return (*prompt[start:end], *self.output[max(start - len(prompt), 0) : max(end - len(prompt), 0)])
-
-    def spans(self) -> tuple[VersionSpan, ...]:
-        """The version that was resident when each output token was sampled, neighbours of equal label joined."""
-        spans: list[VersionSpan] = []
-        end = len(self.output)
-        for start, weights in reversed(self.sampled_by):
-            if spans and spans[-1].version == weights.version:
-                end = spans.pop().end
-            spans.append(VersionSpan(weights.version, start, end))
-            end = start
-        return tuple(reversed(spans))
-
-    def sampling_weights(self, index: int) -> Weights:
-        """The weights that sampled output token `index`."""
-        if not 0 <= index < len(self.output):
-            raise IndexError(f"{self.id} has {len(self.output)} output tokens, got index {index}")
-        return self.sampled_by[bisect_right(self.sampled_by, index, key=lambda pair: pair[0]) - 1][1]
-
-
-class Copy(NamedTuple):
-    """A block's KV in the host tier."""
-
-    label: int
-    written: list[int]
-    """As `Blocks.written` had it."""
-
-
-class Blocks:
-    """The KV pool: who holds which block, which can be hit, in what order they will be taken, what is written in them; and
-    the copies of evicted blocks in the host tier, if there is one."""
-
-    __slots__ = ("count", "evicted", "free", "groups", "host", "host_count", "labels", "owners", "references", "size", "written")
-
-    def __init__(self, count: int, size: int, host_count: int = 0) -> None:
-        self.count = count
-        self.host_count = host_count
-        self.host: OrderedDict[int, Copy] = OrderedDict()
-        """By slot, the least recently used first."""
-        self.evicted: dict[int, Copy] = {}
-        """With a host tier: what the blocks that were allocated last held before."""
-        self.size = size
-        """Tokens in a block."""
-        self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(count))
-        """The free queue, head first."""
-        self.references: dict[int, int] = dict.fromkeys(range(count), 0)
-        self.owners: dict[int, Request] = {}
-        """To whom a block was last allocated: the only one to write into it."""
-        self.labels: dict[int, int] = {}
-        self.groups: dict[int, dict[int, None]] = {}
-        """Blocks of each label, in order of registration."""
-        self.written: dict[int, list[int]] = {}
-        """For each slot of a block, the number of the `launched` that wrote it since the block was allocated, or NEVER."""
-
-    def take(self, request: Request, blocks: tuple[int, ...], evicted: tuple[int, ...]) -> None:
-        if self.host_count:
-            labels, written = self.labels, self.written
-            self.evicted = {block: Copy(labels[block], written.get(block, [])) for block in evicted if block in labels}
-        for block in evicted:
-            self._unlabel(block)
-        for block in blocks:
-            self.free.pop(block, None)
-            self.references[block] = self.references.get(block, 0) + 1
-            self.owners[block] = request
-            self.written[block] = [NEVER] * self.size
-        request.blocks += blocks
-
-    def claim(self, request: Request, blocks: tuple[int, ...]) -> None:
-        for block in blocks:
-            self.free.pop(block, None)
-            self.references[block] = self.references.get(block, 0) + 1
-        request.blocks += blocks
-        request.hits += blocks
-
-    def offload(self, pairs: tuple[tuple[int, int], ...]) -> None:
-        for block, slot in pairs:
-            self.host.pop(slot, None)
-            if block in self.evicted:
-                self.host[slot] = self.evicted[block]
-
-    def load(self, request: Request, pairs: tuple[tuple[int, int], ...]) -> None:
-        for slot, block in pairs:
-            if (copy := self.host.get(slot)) is not None:
-                self.host.move_to_end(slot)
-                self.written[block] = list(copy.written)
-            request.hits += (block,)
-
-    def publish(self, pairs: tuple[tuple[int, int], ...]) -> None:
-        for block, label in pairs:
-            self._unlabel(block)
-            self.labels[block] = label
-            self.groups.setdefault(label, {})[block] = None
-
-    def release(self, request: Request, head: tuple[int, ...], tail: tuple[int, ...]) -> None:
-        for block in request.blocks:
-            self.references[block] = max(self.references.get(block, 0) - 1, 0)
-        request.blocks, request.hits = [], ()
-        request.oldest_write = request.unwritten = NEVER
-        for block in reversed(head):
-            self.free[block] = None
-            self.free.move_to_end(block, last=False)
-        for block in tail:
-            self.free[block] = None
-            self.free.move_to_end(block)
-
-    def forget_labels(self) -> None:
-        self.labels.clear()
-        self.groups.clear()
-
-    def forget_copies(self) -> None:
-        self.host.clear()
-
-    def write(self, request: Request, first: int, count: int, seq: int) -> None:
-        """A step launched at `seq` computes positions [first, first + count), attending to all before them."""
-        if request.hits:
-            self._attend(request)
-        if request.oldest_write == NEVER:
-            request.oldest_write = seq
-        table, size = request.blocks, self.size
-        position, end = first, min(first + count, len(table) * size)
-        while position < end:
-            index, offset = divmod(position, size)
-            length = min(size - offset, end - position)
-            slots = self.written.setdefault(table[index], [NEVER] * size)
-            if length == 1:
-                slots[offset] = seq
-            else:
-                slots[offset : offset + length] = [seq] * length
-            position += length
-
-    def write_each(self, request: Request, first: int, launches: list[int]) -> None:
-        """Steps launched at these events compute a position each, from `first` on; the request has attended to its hits before."""
-        table, size, done = request.blocks, self.size, 0
-        while done < len(launches) and (position := first + done) < len(table) * size:
-            index, offset = divmod(position, size)
-            slots = self.written.setdefault(table[index], [NEVER] * size)
-            written = launches[done : done + size - offset]
-            slots[offset : offset + len(written)] = written
-            done += len(written)
-
-    def _attend(self, request: Request) -> None:
-        for index, block in enumerate(request.hits):
-            slots = self.written.get(block, [NEVER] * self.size)
-            written = [seq for seq in slots if seq != NEVER]
-            if len(written) < self.size and request.unwritten == NEVER:
-                request.unwritten = index * self.size + slots.index(NEVER)
-            if written and not NEVER < request.oldest_write < min(written):
-                request.oldest_write = min(written)
-        request.hits = ()
-
-    def _unlabel(self, block: int) -> None:
-        if (label := self.labels.pop(block, None)) is not None:
-            group = self.groups[label]
-            del group[block]
-            if not group:
-                del self.groups[label]
 
 
 class Replay:
