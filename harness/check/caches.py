@@ -37,14 +37,18 @@ async def _cached_prompt(stage: Stage, seed: int) -> tuple[int, ...]:
     return prompt
 
 
+async def _expect_gone(stage: Stage, prompt: tuple[int, ...]) -> str:
+    hits = await _hits_of(stage, prompt)
+    expect(hits == 0, f"{hits:g} of {len(prompt)} tokens of an earlier prompt were found in the cache afterwards")
+    return "an earlier prompt was not found in the cache afterwards"
+
+
 @check("clear-clears", "clear_cache=true leaves nothing in the prefix cache")
 async def clear_clears(stage: Stage) -> str:
     prompt = await _cached_prompt(stage, 1)
     await stage.pause("keep", clear_cache=True)
     await stage.resume()
-    hits = await _hits_of(stage, prompt)
-    expect(hits == 0, f"{hits:g} of {len(prompt)} tokens of an earlier prompt were found in the cache afterwards")
-    return "an earlier prompt was not found in the cache afterwards"
+    return await _expect_gone(stage, prompt)
 
 
 @check("no-clear-keeps", "clear_cache=false keeps the prefix cache")
@@ -63,9 +67,7 @@ async def clear_later(stage: Stage) -> str:
     await stage.pause("keep", clear_cache=False)
     await stage.pause("keep", clear_cache=True)
     await stage.resume()
-    hits = await _hits_of(stage, prompt)
-    expect(hits == 0, f"{hits:g} of {len(prompt)} tokens of an earlier prompt were found in the cache afterwards")
-    return "an earlier prompt was not found in the cache afterwards"
+    return await _expect_gone(stage, prompt)
 
 
 @check("reset-idle", "reset_prefix_cache on an idle server empties the prefix cache")

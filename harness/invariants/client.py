@@ -25,12 +25,20 @@ def _asked(call: ClientCall) -> tuple[int, str]:
 @client_invariant("token-conservation")
 class HeardAsGiven(ClientInvariant):
     """A client hears each request's tokens from the first to the last, each once, and what it hears is what was handed out,
-    all of it, unless it was aborted: an abort may overtake tokens on their way."""
+    all of it, unless the client itself asked for its abort: that may overtake tokens on their way."""
 
     def __init__(self, replay: ClientView) -> None:
         super().__init__(replay)
         self._unexplained: dict[ClientRequest, int] = {}
         """Requests of which more was heard than ranks tell of, and when; the log of one may have broken off."""
+        self._given_up: set[ClientRequest] = set()
+        """Those that an `abort` call of the client names."""
+
+    def after_asked(self, seq: int, event: Asked) -> None:
+        call = self.replay.calls.get(event.call)
+        if call is not None and isinstance(operation := call.operation, Abort):
+            live = self.replay.live.values()
+            self._given_up.update(one for one in live if operation.ids == "all" or one.submit.id in operation.ids)
 
     def before_heard(self, seq: int, event: Heard) -> None:
         heard: dict[str, int] = {}
@@ -98,7 +106,7 @@ class HeardAsGiven(ClientInvariant):
         given = self.replay.given_to(request)
         if told != len(request.tokens):
             self._short(seq, request, f"{id} came back with another number of tokens than were heard", f"output_tokens {told}")
-        elif given is not None and len(given.tokens) > len(request.tokens) and request.finish_reason != "abort":
+        elif given is not None and len(given.tokens) > len(request.tokens) and request not in self._given_up:
             self._short(seq, request, f"{id} came back before all that was handed out for it was heard", f"{len(given.tokens)} tokens")
 
     def _short(self, seq: int, request: ClientRequest, sentence: str, expected: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import metadata, util
 from typing import NamedTuple
@@ -57,12 +59,8 @@ def load(name: str, *, seed: int) -> Backend:
     Raises:
         BackendError: it is not installed, not supported, or cannot be imported.
     """
-    version = installed().version
-    prepare_environment()
-    try:
+    with _importing():
         from harness.backends.vllm.lockstep import VllmBackend, VllmSchedulerBackend
-    except ImportError as error:
-        raise BackendError(f"vLLM {version} is installed, but cannot be driven: {error}; `nox -s vllm` installs one that can") from error
     return VllmBackend() if name == "vllm" else VllmSchedulerBackend(seed=seed)
 
 
@@ -72,13 +70,19 @@ def load_live() -> LiveBackend:
     Raises:
         BackendError: it is not installed, not supported, or cannot be imported.
     """
+    with _importing():
+        from harness.backends.vllm.live import VllmLive
+    return VllmLive()
+
+
+@contextmanager
+def _importing() -> Iterator[None]:
     version = installed().version
     prepare_environment()
     try:
-        from harness.backends.vllm.live import VllmLive
+        yield
     except ImportError as error:
         raise BackendError(f"vLLM {version} is installed, but cannot be driven: {error}; `nox -s vllm` installs one that can") from error
-    return VllmLive()
 
 
 def profile_of(version: str) -> tuple[Profile, str | None]:

@@ -327,6 +327,26 @@ def test_what_a_client_is_told_is_what_the_core_did(tmp_path: Path, engine: SimL
     assert violated[invariant].violations[0].sentence == sentence
 
 
+class Forgets(SimLive):
+    """Loses the tokens after the third of a request that is aborted, and counts without them."""
+
+    def hand_out(self, outputs: Any) -> None:
+        heard = (output for output in outputs if output.first < 3 or output.finish_reason is not None)
+        super().hand_out([output._replace(first=min(output.first, 3)) for output in heard])
+
+    def ending(self, finished: Any) -> dict[str, Any]:
+        return {**super().ending(finished), "output_tokens": min(finished.output_tokens, 3)}
+
+
+@pytest.mark.parametrize(("ended_by", "owed"), [("pause: {mode: abort}", True), ("abort: {ids: [r1]}", False)])
+def test_a_client_gives_up_tokens_on_their_way_by_its_own_abort_alone(tmp_path: Path, ended_by: str, owed: bool) -> None:
+    trial = run_live(tmp_path, SUBMIT + f"  - {{when: {{step: 6}}, {ended_by}}}\n", Forgets())
+    found = {judgement.invariant: judgement for judgement in trial.verdict.judgements}["token-conservation"]
+    assert [violation.sentence for violation in found.violations] == (
+        ["r1 came back before all that was handed out for it was heard"] if owed else []
+    )
+
+
 def test_a_client_hears_no_more_than_was_handed_out(tmp_path: Path) -> None:
     class Invents(SimLive):
         def hand_out(self, outputs: Any) -> None:
