@@ -43,6 +43,13 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     judgements: tuple[Judgement, ...]
     explanation: Explanation | None
     """None if the model was not asked."""
+    missed: tuple[str, ...] = ()
+    """Those of the reasons that say what did not come about."""
+
+    @property
+    def missed_its_point(self) -> bool:
+        """All is well but for what did not come about: of a live engine, where a clock decides, another run may show it."""
+        return self.status == "unknown" and self.reasons == self.missed
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -266,8 +273,9 @@ def assess(
     violated = _unexpected_violations(scenario, judgements)
     if explanation is not None and explanation.mismatch is not None:
         violated.append(f"the model does not explain event {explanation.mismatch.seq}")
-    unknown = [*torn, *_unknowns(scenario, entries, judgements, coverage, whole=whole)]
     closed = _closed(entries)
+    missed = _missed(scenario, closed, coverage)
+    unknown = [*torn, *_unknowns(scenario, entries, judgements, whole=whole), *missed]
     if closed is not None and closed.why == "crashed":
         violated.append(f"the engine crashed {closed.error}")
     elif closed is not None and closed.why == "failed":
@@ -276,7 +284,8 @@ def assess(
     elif scenario is not None and closed is not None and closed.why not in ("interrupted", scenario.expect.ends):
         violated.append(f"the run ended {closed.why}, expected {scenario.expect.ends}")
     status: Status = "violated" if violated else "unknown" if unknown else "holds"
-    return Verdict(status=status, reasons=(*violated, *unknown), judgements=judgements, explanation=explanation)
+    reasons = (*violated, *unknown)
+    return Verdict(status=status, reasons=reasons, judgements=judgements, explanation=explanation, missed=tuple(missed))
 
 
 def _unexpected_violations(scenario: Scenario | None, judgements: Sequence[Judgement]) -> list[str]:
@@ -290,9 +299,7 @@ def _violated(judgements: Iterable[Judgement]) -> list[str]:
     return [judgement.invariant for judgement in judgements if judgement.status == "violated"]
 
 
-def _unknowns(
-    scenario: Scenario | None, entries: Sequence[Entry], judgements: Sequence[Judgement], coverage: Coverage, *, whole: bool
-) -> list[str]:
+def _unknowns(scenario: Scenario | None, entries: Sequence[Entry], judgements: Sequence[Judgement], *, whole: bool) -> list[str]:
     opened = _opened(entries)
     sentences = []
     if all(judgement.status == "not-checkable" for judgement in judgements):
@@ -303,16 +310,19 @@ def _unknowns(
         sentences += [f"the log{of} is not closed: it ends where its writer was stopped" for of in _of_writers(unclosed, entries)]
     elif closed is not None and closed.why == "interrupted":
         sentences.append("the run was interrupted")
-    elif closed is not None and not closed.cut_short:
-        sentences += [f"never fired, {entry}" for entry in closed.unfired]
     if whole and not any(isinstance(entry.event, Launched | Heard) for entry in entries):
         sentences.append("no step was made, so nothing was shown")
-    if scenario is None:
-        return sentences
-    if opened.level < scenario.needs.level:
+    if scenario is not None and opened.level < scenario.needs.level:
         sentences.append(f"the scenario needs level {scenario.needs.level}, {opened.backend} shows level {opened.level}")
-    sentences += [f"{name} was to be reached and was not" for name in scenario.expect.reaches if name not in coverage]
     return sentences
+
+
+def _missed(scenario: Scenario | None, closed: Closed | None, coverage: Coverage) -> list[str]:
+    """Entries whose moment never came, and situations that the scenario is there for."""
+    unfired = closed.unfired if closed is not None and not closed.cut_short else ()
+    reaches = scenario.expect.reaches if scenario is not None else ()
+    sentences = [f"never fired, {entry}" for entry in unfired]
+    return sentences + [f"{name} was to be reached and was not" for name in reaches if name not in coverage]
 
 
 def _of_writers(writers: Sequence[str], entries: Sequence[Entry]) -> list[str]:

@@ -278,9 +278,26 @@ def _run_one(scenario: Scenario, engine: str, asked: Asked, *, explain: bool) ->
     return trial, folder
 
 
+ATTEMPTS = 5
+"""How often a scenario is run on a live engine whose blocks are seen, until it has met the moments that it is about."""
+
+
 async def _run_live(scenario: Scenario, backend: LiveBackend, asked: Asked) -> tuple[Trial, RunFolder]:
-    """Run the scenario on a live engine in a new run folder, where the engine keeps its own log from its start on."""
+    """Run the scenario on a live engine, and again if all was well but its steps and our calls did not meet as the scenario wants."""
     _make_sources(scenario)
+    attempts = ATTEMPTS if backend.level >= BLOCKS_SEEN else 1
+    for attempt in range(1, attempts + 1):
+        trial, folder = await _run_live_once(scenario, backend, asked)
+        if attempt == attempts or not trial.verdict.missed_its_point:
+            break
+        missed = "; ".join(trial.verdict.missed)
+        print(f"{scenario.path or scenario.name}: {missed}; run again, attempt {attempt + 1} of {attempts}", file=sys.stderr)
+        folder.remove()
+    return trial, folder
+
+
+async def _run_live_once(scenario: Scenario, backend: LiveBackend, asked: Asked) -> tuple[Trial, RunFolder]:
+    """One run in a new run folder, where the engine keeps its own log from its start on."""
     folder = _new_folder(scenario, asked)
     with _progress(scenario, backend.name) as progress:
         try:

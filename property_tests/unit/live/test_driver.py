@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from harness.backends import Answer
+from harness import verbs
+from harness.backends import Answer, EngineInfo
 from harness.events import Answered, Asked, Called, Closed, Event, Heard, Landed, Launched, Resumed
 from harness.fuzz.case import run_case
 from harness.fuzz.generate import case_of
 from harness.log import read_log
-from harness.operations import Operation
-from harness.scenario import load_scenario
+from harness.operations import Operation, Pause
+from harness.scenario import EngineShape, load_scenario
 from harness.trial import CannotRun, Trial, review, run_live_trial
 
 from .sim_live import Hear, SimLive, events_of, run_live
@@ -229,3 +230,47 @@ def test_logs_of_two_ranks_are_judged_and_explained_each_by_itself(tmp_path: Pat
     assert one.verdict.status == two.verdict.status == "holds"
     assert one.verdict.explanation is not None and two.verdict.explanation is not None
     assert two.verdict.explanation.events == 2 * one.verdict.explanation.events
+
+
+KEPT = "expect: {reaches: [keep-pause-kept]}\n"
+PAUSE = "  - {when: {request: r1, tokens: 3}, pause: {mode: keep, clear_cache: false}, as: p}\n  - {when: {returned: p}, resume: {}}\n"
+
+
+@pytest.mark.parametrize(
+    ("timeline", "missed"),
+    [
+        (SUBMIT + PAUSE, []),
+        (SUBMIT, ["keep-pause-kept was to be reached and was not"]),
+        (SUBMIT + PAUSE + "  - {when: {step: 900}, is_paused: {}}\n", ["never fired, line 9: is_paused"]),
+    ],
+)
+def test_what_did_not_come_about_is_told_from_what_is_wrong(tmp_path: Path, timeline: str, missed: list[str]) -> None:
+    verdict = run_live(tmp_path, timeline, head=KEPT).verdict
+    assert list(verdict.missed) == list(verdict.reasons) == missed
+    assert verdict.missed_its_point == bool(missed)
+
+
+class Late(SimLive):
+    """Its clients' pauses come when all is over, but in the third run."""
+
+    starts = 0
+
+    async def start(self, shape: EngineShape, folder: Path) -> EngineInfo:
+        self.starts += 1
+        return await super().start(shape, folder)
+
+    async def call(self, operation: Operation, heard: Hear) -> Answer:
+        while isinstance(operation, Pause) and self.starts < 3 and self._clients:
+            await asyncio.sleep(0.001)
+        return await super().call(operation, heard)
+
+
+def test_a_run_that_missed_its_moment_is_run_again_and_only_the_last_is_kept(tmp_path: Path, monkeypatch, capsys) -> None:
+    file = tmp_path / "late.yaml"
+    file.write_text(f"schema: 1\nname: late\n{KEPT}timeline:\n{SUBMIT}{PAUSE}")
+    monkeypatch.setattr(verbs, "is_live", lambda engine: True)
+    monkeypatch.setattr(verbs, "make_live_backend", lambda engine: Late())
+    asked = verbs.Asked(overrides=(), runs=tmp_path / "runs", seed=0, as_json=True, min_pass_rate=1.0)
+    assert verbs.run([file], asked, engine="sim-live") == 0
+    assert len([folder for folder in (tmp_path / "runs").iterdir() if not folder.is_symlink()]) == 1
+    assert capsys.readouterr().err.count("keep-pause-kept was to be reached and was not; run again") == 2
