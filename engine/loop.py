@@ -69,13 +69,14 @@ class CoreLoop:
 
     def run(self) -> None:
         """Returns when the engine was told to stop, or broke; either way `Stopped` was sent, and all outputs before it."""
+        broke = False
         try:
             why = self._serve()
         except BaseException as error:
             logger.exception("the engine broke")
-            why = _describe(error)
+            why, broke = _describe(error), True
         try:
-            self._observer.stopped(why)
+            self._observer.stopped(why, broke=broke)
         except Exception:
             logger.exception("the observer broke")
         self._port.send(m.Stopped(why=why))
@@ -88,11 +89,19 @@ class CoreLoop:
             if self._shutdown is not None and (not self._core.has_work() or monotonic() >= self._stop_by):
                 break
             self._turn()
-        self._core.abort(None)  # that completes every pending pause, too
-        self._settle()
+        if self._core.scheduler.requests:
+            self._end_all(self._shutdown.call)
         while self._core.has_work():  # a step in flight
             self._turn()
         return self._shutdown.why
+
+    def _end_all(self, call: int) -> None:
+        """What is left is aborted, which completes every pending pause, too."""
+        self._observer.called(call, "abort", {"request_ids": None}, note="")
+        aborted = self._core.abort(None)
+        self._hand_over()
+        self._observer.returned(call, {"aborted": aborted}, None)
+        self._settle()
 
     def _turn(self) -> None:
         if self._core.has_work():
@@ -226,6 +235,8 @@ class CoreLoop:
             "num_blocks": core.config.num_blocks,
             "prompt_tokens": self._num_prompt_tokens,
             "generated_tokens": self._num_generated_tokens,
+            "prefix_cache_queries": scheduler.num_looked_up_tokens,
+            "prefix_cache_hits": scheduler.num_hit_tokens,
             "preemptions": scheduler.num_preemptions,
             "pause_mode": core.pause_mode,
             "pause_pending": core.pause_pending,

@@ -185,6 +185,10 @@ class EngineCounters(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     """Of all accepted requests."""
     generated_tokens: int
+    prefix_cache_queries: int
+    """Tokens of requests when first admitted, looked up in the prefix cache."""
+    prefix_cache_hits: int
+    """Those of them that were found, in whichever tier."""
     preemptions: int
     pause_mode: str | None
     """None: running."""

@@ -106,7 +106,10 @@ class Observer:
         """The loop is about to begin. `core` may be read whenever this observer is told something, and now be given a `weight_target`."""
 
     def called(self, call: int, verb: str, arguments: Mapping[str, object], *, note: str) -> None:
-        """The core takes a call up: `verb` and `arguments` as in `engine.messages`, `note` what the caller said with it (`CALL_NOTE`)."""
+        """The core takes a call up: `verb` and `arguments` as in `engine.messages`, `note` what the caller said with it (`CALL_NOTE`).
+
+        What a shutdown ends is told as an abort of all, under the number of that call.
+        """
 
     def delivered(self, outputs: Sequence[EngineCoreOutput]) -> None:
         """Outputs left for their callers, in this order."""
@@ -120,5 +123,5 @@ class Observer:
     def boundary(self) -> None:
         """What was told since the last boundary happened together: one call or one turn of the loop, with all that followed from it."""
 
-    def stopped(self, why: str) -> None:
-        """Nothing more will be told: the engine was told to stop, or broke, perhaps since the last boundary."""
+    def stopped(self, why: str, *, broke: bool) -> None:
+        """Nothing more will be told: the engine was told to stop, and nothing is live; or it broke, perhaps since the last boundary."""

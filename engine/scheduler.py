@@ -55,6 +55,10 @@ class Scheduler:
         self.blocked: list[Request] = []
         self.num_preemptions = 0
         """Of all requests since the engine began."""
+        self.num_looked_up_tokens = 0
+        """Of all requests, when first admitted with prefix caching on, since the engine began."""
+        self.num_hit_tokens = 0
+        """Those of them whose KV was in a tier of the cache."""
         self._copies: list[BlockCopy] = []
         self._observer = observer
 
@@ -237,6 +241,9 @@ class Scheduler:
         request.blocks = list(hits)
         request.num_registered_blocks = len(hits)
         request.num_computed_tokens = (len(hits) + len(copies)) * self.config.block_size
+        if self.config.prefix_caching and not request.num_preemptions:
+            self.num_looked_up_tokens += request.num_tokens
+            self.num_hit_tokens += request.num_computed_tokens
         request.status = RequestStatus.RUNNING
         self.running.append(request)
         self._grow(request, self._blocks_for(covered) - len(hits), covered=covered, copies=copies)

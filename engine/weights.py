@@ -28,18 +28,22 @@ def read_safetensors(folder: str | Path) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of a checkpoint folder, in order of their names, read one at a time.
 
     Raises:
-        InvalidArgument: at once, if the folder holds neither model.safetensors nor an index of shards.
+        InvalidArgument: at once, if the folder cannot be read, or holds neither model.safetensors nor an index of shards.
     """
-    folder = Path(folder)
+    try:
+        return _read(_files_of(Path(folder)))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:  # a name that no file can have, an index that is none
+        raise InvalidArgument(f"no weights can be read from {folder}: {error}") from error
+
+
+def _files_of(folder: Path) -> list[Path]:
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if index.is_file():
         weight_map = loads(index.read_text())["weight_map"]
-        files = [folder / name for name in sorted(dict.fromkeys(weight_map.values()))]
-    elif single.is_file():
-        files = [single]
-    else:
-        raise InvalidArgument(f"no weights in {folder}: expected {single.name} or {index.name}")
-    return _read(files)
+        return [folder / name for name in sorted(dict.fromkeys(weight_map.values()))]
+    if single.is_file():
+        return [single]
+    raise FileNotFoundError(f"expected {single.name} or {index.name} in it")
 
 
 def _read(files: list[Path]) -> Iterator[tuple[str, torch.Tensor]]:

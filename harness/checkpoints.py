@@ -173,7 +173,9 @@ def _checked(folder: Path) -> Path:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise CheckpointError(f"{folder} has no config.json; expected the folder of a checkpoint in Hugging Face's format") from None
+        inside = min(folder.glob("*/config.json"), default=None)
+        example = f", as {inside.parent} is" if inside else ""
+        raise CheckpointError(f"{folder} has no config.json; expected a checkpoint's folder in Hugging Face's format{example}") from None
     except ValueError as error:
         raise CheckpointError(f"{folder / 'config.json'} is not JSON ({error}); write the checkpoint again") from error
     architectures = config.get("architectures") if isinstance(config, dict) else None

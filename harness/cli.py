@@ -113,7 +113,7 @@ def replay(
 
 @app.command()
 def fuzz(
-    engine: Annotated[str, typer.Option(help="sim, torch, or FILE.py:CLASS of your own.")] = "sim",
+    engine: Annotated[str, typer.Option(help="sim, torch, vllm-scheduler, vllm, or FILE.py:CLASS of your own.")] = "sim",
     time: Annotated[str | None, typer.Option(metavar="60s", help="Stop after this time; 60s unless --cases is given.")] = None,
     cases: Annotated[int | None, typer.Option(min=1, help="Stop after so many cases.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the first case; each case has the next.")] = 0,
@@ -226,7 +226,7 @@ def check(
 
 @app.command()
 def serve(
-    checkpoint: Annotated[str, typer.Argument(help="A folder, or tiny, tracer or smollm2.", show_default=False)],
+    checkpoint: Annotated[str, typer.Argument(help="tiny, smollm2, or a folder; of a tracer that of a version.", show_default=False)],
     host: Annotated[str, typer.Option(help="Address to listen at; beyond this machine, dev mode wants an API key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8000,
     dev_mode: Annotated[
@@ -242,6 +242,7 @@ def serve(
     ] = None,
     served_model_name: Annotated[str | None, typer.Option(help="What /v1/models lists; the checkpoint's name.")] = None,
     drain: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long a stop lets requests run on.")] = 5.0,
+    log: Annotated[Path | None, typer.Option(metavar="DIR", help="Record what the engine does, for `caesura replay DIR`.")] = None,
     block_size: Annotated[int, typer.Option(min=1, help="Tokens of a KV block.")] = 16,
     num_blocks: Annotated[int, typer.Option(min=1, help="KV blocks.")] = 512,
     max_model_len: Annotated[int, typer.Option(min=2, help="Longest sequence, prompt and output.")] = 2048,
@@ -279,7 +280,7 @@ def serve(
         "dtype": dtype.value,
         "device": device,
     }
-    _exit(verbs.serve(checkpoint, shape, server, in_process=in_process))
+    _exit(verbs.serve(checkpoint, shape, server, in_process=in_process, log=log))
 
 
 @app.command()

@@ -163,18 +163,26 @@ def export(file: Path, *, to: str, profile: str) -> int:
     return 0
 
 
-def serve(checkpoint: str, shape: dict[str, Any], server: dict[str, Any], *, in_process: bool) -> int:
-    """Serve the engine of this repository until it is told to stop; `shape` and `server` are fields of its configurations."""
+def serve(checkpoint: str, shape: dict[str, Any], server: dict[str, Any], *, in_process: bool, log: Path | None) -> int:
+    """Serve the engine of this repository until it is told to stop; `shape` and `server` are fields of its configurations.
+
+    Args:
+        log: run folder of the engine's own log; None: it is not recorded.
+    """
     try:
         from engine import EngineConfig, EngineDeadError
         from engine.server import ServerConfig
         from engine.server import serve as serve_engine
+        from harness.backends.torch_live import TorchLive
     except ModuleNotFoundError as error:
         raise BadInput(f"serving needs {error.name}, which is not installed: pip install 'caesura-rl[engine,server]'") from None
     name = server["served_model_name"] or Path(checkpoint).name
     try:
         config = ServerConfig(**{**server, "served_model_name": name})
-        serve_engine(EngineConfig(checkpoint=ensure(checkpoint), **shape), config, in_process=in_process)
+        engine = EngineConfig(checkpoint=ensure(checkpoint), **shape)
+        live = TorchLive(in_process=in_process)
+        recorder = None if log is None else live.recorder(EngineShape(checkpoint=checkpoint, **shape), log)
+        serve_engine(engine, config, in_process=in_process, observer=recorder)
     except (ValueError, OSError, EngineDeadError) as error:
         raise BadInput(str(error)) from error
     except KeyboardInterrupt:

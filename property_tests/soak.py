@@ -120,10 +120,14 @@ class Soak:
         """Whether it took effect before somebody overrode it."""
         self._aborts += mode == "abort"
         self.counts[f"pause({mode})"] += 1
-        with suppress(PauseSuperseded):
+        try:
             await self.llm.pause_generation(mode=mode, clear_cache=self._random.random() < 0.5)
+        except PauseSuperseded:
+            self.counts["superseded"] += 1
+        except Conflict:  # a `wait`, over the other trainer's sleep or session
+            self.counts["refused"] += 1
+        else:
             return True
-        self.counts["superseded"] += 1
         return False
 
     async def _pause_and_resume(self) -> None:

@@ -62,6 +62,8 @@ class _Snapshot:
         yield _gauge("kv_cache_usage_perc", "Share of KV blocks that requests hold, 0 to 1.", used)
         yield _counter("prompt_tokens", "Prompt tokens of accepted requests.", now.prompt_tokens)
         yield _counter("generation_tokens", "Generated tokens.", now.generated_tokens)
+        yield _counter("prefix_cache_queries", "Tokens looked up in the prefix cache, by first admissions.", now.prefix_cache_queries)
+        yield _counter("prefix_cache_hits", "Tokens found in the prefix cache, in whichever tier.", now.prefix_cache_hits)
         yield _counter("num_preemptions", "Requests sent back to waiting, for others or by a cache reset.", now.preemptions)
         yield _gauge("pause_pending", "1 while a pause has not taken effect.", now.pause_pending)
         yield _gauge("sleeping", "1 while anything is asleep.", now.sleeping)

@@ -13,6 +13,7 @@ import uvicorn
 
 from ..async_llm import AsyncLLM
 from ..config import EngineConfig
+from ..connection import ObserverFactory
 from ..errors import EngineDeadError
 from .app import make_app
 from .config import ServerConfig
@@ -69,15 +70,15 @@ class Server(uvicorn.Server):
         return now.out_of_service is not None or (now.pause_mode is not None and not (now.pause_mode == "wait" and now.pause_pending))
 
 
-def serve(engine: EngineConfig, config: ServerConfig, *, in_process: bool = False) -> None:
-    """Serve a checkpoint until SIGTERM or Ctrl-C.
+def serve(engine: EngineConfig, config: ServerConfig, *, in_process: bool = False, observer: ObserverFactory | None = None) -> None:
+    """Serve a checkpoint until SIGTERM or Ctrl-C. Arguments are those of `AsyncLLM.from_config` and of `Server`.
 
     Raises:
         ValueError: the checkpoint cannot be served.
         OSError: the address is taken, or is not one of this machine's.
     """
     with _bound(config.host, config.port) as listener:  # before the model is loaded, which takes a while
-        Server(AsyncLLM.from_config(engine, in_process=in_process), config).run([listener])
+        Server(AsyncLLM.from_config(engine, in_process=in_process, observer=observer), config).run([listener])
 
 
 def _bound(host: str, port: int) -> socket:

@@ -68,21 +68,18 @@ class TorchLive:
         self._tokenizer = tokenizer_of(checkpoint)
         self._weights = WeightSources(checkpoint)
         self._made: dict[Operation, Sent] = {}
-        device = torch.cuda.get_device_name() if shape.device == "cuda" else "cpu"
-        versions = {"torch": str(torch.__version__), "transformers": transformers.__version__}
-        info = EngineInfo(versions, device, "caesura", ())
-        opened = opened_event(shape, self, info, digest="", seed=0, clock_base_ns=time.monotonic_ns())
-        recorder: dict[str, object] = {"folder": str(folder.absolute()), "opened": msgspec.json.encode(opened).decode()}
         try:
             self._config = EngineConfig(checkpoint=checkpoint, **shape.model_dump(exclude={"checkpoint"}))
-            self._llm = AsyncLLM.from_config(
-                self._config,
-                in_process=self._in_process,
-                observer=ObserverFactory("harness.backends.torch_recorder:Recorder", recorder),
-            )
+            self._llm = AsyncLLM.from_config(self._config, in_process=self._in_process, observer=self.recorder(shape, folder))
         except (ValueError, EngineDeadError) as error:
             raise BackendError(str(error)) from error
-        return info._replace(eos_token_ids=self._llm.eos_token_ids, vocab_size=self._llm.vocab_size)
+        return _info(shape)._replace(eos_token_ids=self._llm.eos_token_ids, vocab_size=self._llm.vocab_size)
+
+    def recorder(self, shape: EngineShape, folder: Path) -> ObserverFactory:
+        """What records an engine of this shape, whoever asks it for what, in `folder`, which must not hold such a log."""
+        opened = opened_event(shape, self, _info(shape), digest="", seed=0, clock_base_ns=time.monotonic_ns())
+        arguments: dict[str, object] = {"folder": str(folder.absolute()), "opened": msgspec.json.encode(opened).decode()}
+        return ObserverFactory("harness.backends.torch_recorder:Recorder", arguments)
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         return self._tokenizer.encode(text) if self._tokenizer else bytes_of(text)
@@ -203,6 +200,12 @@ class Sent(NamedTuple):
     tensors: list[NamedTensor]
     contents: dict[str, str]
     """By name, what a recorder at the other end is told that the tensor holds."""
+
+
+def _info(shape: EngineShape) -> EngineInfo:
+    """What is known before the engine stands."""
+    device = torch.cuda.get_device_name() if shape.device == "cuda" else "cpu"
+    return EngineInfo({"torch": str(torch.__version__), "transformers": transformers.__version__}, device, "caesura", ())
 
 
 def _outputs(request: str, first: int, tokens: tuple[int, ...], reason: Any) -> list[Output]:

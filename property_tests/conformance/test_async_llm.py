@@ -406,7 +406,7 @@ def test_a_failed_update_takes_the_engine_out_of_service_until_a_full_one(llm, r
     async def fail():
         name, tensor = next(read_safetensors(other_weights))
         await llm.pause_generation()
-        with pytest.raises(InvalidArgument, match="no weights in"):
+        with pytest.raises(InvalidArgument, match="no weights can be read from"):
             await llm.load_weights(other_weights / "nowhere")
         await llm.check_health()
         with pytest.raises(UpdateFailed, match="no weight is called") as failed:

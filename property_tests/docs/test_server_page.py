@@ -10,7 +10,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,18 +24,22 @@ from harness.checkpoints import ensure, make_tiny
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "server.md").read_text(encoding="utf-8")
-START, SESSION = re.findall(r"```sh\n(.*?)```", PAGE, re.S)
+START, SESSION, RECORD, REPLAY = re.findall(r"```sh\n(.*?)```", PAGE, re.S)
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[str]:
-    """The server that the page starts, with a smaller model and on a free port; where it listens."""
-    make_tiny(tmp_path / "new-weights", seed=7)
+def caesura(command: str) -> tuple[list[str], dict[str, str]]:
+    """A command of the page as this tree has it, with a smaller model and on a free port; and its environment."""
+    words = shlex.split(command.strip().replace("smollm2", "tiny").replace("8000", "0"))
+    return [sys.executable, "-m", "harness.cli", *words[1:]], {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+@contextmanager
+def serving(start: str, folder: Path) -> Iterator[str]:
+    """The server that a command of the page starts; where it listens."""
+    make_tiny(folder / "new-weights", seed=7)
     ensure("tiny")
-    words = shlex.split(START.strip().replace("smollm2", "tiny").replace("8000", "0"))
-    command = [sys.executable, "-m", "harness.cli", *words[1:]]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
+    command, environment = caesura(start)
+    with subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         found = None
         while found is None:
@@ -44,15 +50,30 @@ def server(tmp_path: Path) -> Iterator[str]:
         process.terminate()
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_the_session_runs_and_ends_with_the_new_version(server: str, tmp_path: Path):
+def run_session(server: str, folder: Path) -> list[Any]:
+    """What the calls of the page answer."""
     session = "set -e\n" + SESSION.replace("localhost:8000", server).replace("curl -s", "curl -s --fail-with-body -w '\\n'")
-    done = subprocess.run(["bash", "-c", session], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(["bash", "-c", session], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    completion, paused, is_paused, *_, resumed, version = map(json.loads, done.stdout.splitlines())
+    return list(map(json.loads, done.stdout.splitlines()))
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_the_session_runs_and_ends_with_the_new_version(tmp_path: Path):
+    with serving(START, tmp_path) as server:
+        completion, paused, is_paused, *_, resumed, version = run_session(server, tmp_path)
     assert completion["usage"]["completion_tokens"] == 8
     assert (paused, is_paused) == ({"status": "paused"}, {"is_paused": True})
     assert (resumed, version) == ({"status": "resumed"}, {"weight_version": "v2"})
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_a_recorded_session_holds(tmp_path: Path):
+    with serving(RECORD, tmp_path) as server:
+        run_session(server, tmp_path)
+    command, environment = caesura(REPLAY)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and "sim explains torch-live" in done.stdout, done.stdout + done.stderr
 
 
 def test_the_control_plane_is_listed_whole():

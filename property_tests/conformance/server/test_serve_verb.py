@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,11 +24,11 @@ ROOT = Path(__file__).parents[3]
 
 
 @contextmanager
-def serve(*arguments: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`caesura serve` as a process, and where it listens."""
+def serve(*arguments: str, before: Callable[[], None] | None = None, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`caesura serve` as a process, which does `before` first, and where it listens."""
     command = [*CAESURA, "serve", *arguments, "--port", "0"]
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "CAESURA_SERVER_DEV_MODE": "0", "VLLM_SERVER_DEV_MODE": "0", **environment}
-    with subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True, preexec_fn=before) as process:
         assert process.stderr is not None
         try:
             found = None

@@ -168,10 +168,27 @@ def test_the_observer_hears_of_a_call_and_of_a_turn_as_one_thing_each(run, recor
         " called pause_pending",
         " launched landed finished freed delivered cleared pause_effective returned",
         " called returned",
-        "",  # nothing was left to abort
         " stopped",
     ]
     assert any(line.startswith("called 2 pause") and line.endswith("note=mine") for line in recorder.log)
+
+
+def test_what_a_shutdown_ends_is_told_as_an_abort_of_all(run, recorder):
+    run(ScriptedPort([submit(1, "r1")], [pause(2, "keep")]), recorder)
+    names = [line.split(" ")[0] for line in recorder.log]
+    assert names[-7:] == ["called", "finished", "freed", "delivered", "returned", "boundary", "stopped"]
+    assert recorder.log[-7].startswith("called 0 abort") and recorder.log[-3].startswith("returned 0")
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_the_prefix_cache_is_counted_by_first_admissions(run, prefix_caching: bool):
+    ask_twice = [[submit(1, "r1", 1)], [submit(2, "r2", 1)]]
+    preempt = [[pause(3, "keep")], [m.ResetPrefixCache(call=4), m.Resume(call=5)], [m.GetCounters(call=6)]]
+    port = ScriptedPort(*ask_twice, [submit(7, "r3", 4)], *preempt)
+    run(port, prefix_caching=prefix_caching, block_size=4)
+    (counters,) = [report.answer for report in port.reports if isinstance(report, m.Answer) and report.call == 6]
+    counted = (counters["prefix_cache_queries"], counters["prefix_cache_hits"])
+    assert counted == ((3 * len(PROMPT), 2 * 4) if prefix_caching else (0, 0))
 
 
 def test_a_session_that_counts_its_parts_needs_them_all(run):

@@ -250,9 +250,16 @@ def test_a_tensor_that_does_not_fit_changes_nothing_and_leaves_the_session_open(
     assert same(resident(paused), new)
 
 
-def test_a_source_that_is_not_there_is_refused_before_the_session(paused, recorder, tmp_path):
-    with pytest.raises(InvalidArgument, match="no weights in"):
-        paused.load_weights(tmp_path)
+@pytest.mark.parametrize(
+    ("name", "index"),
+    [("", None), ("nowhere", None), ("n" * 300, None), ("\0", None), ("", "no JSON"), ("", "[]"), ("", "{}"), ("", '{"weight_map": 1}')],
+    ids=["empty", "nowhere", "name too long", "no name", "no JSON", "a list", "no map", "another type"],
+)
+def test_a_source_that_cannot_be_read_is_refused_before_the_session(paused, recorder, tmp_path, name, index):
+    if index is not None:
+        (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(InvalidArgument, match="no weights can be read from"):
+        paused.load_weights(tmp_path / name)
     assert recorder.log == []
 
 
