@@ -1,92 +1,143 @@
-"""What the recorder costs a server: tokens a second of AsyncLLM with it and without, in one run.
+"""What the recorder costs a server: tokens a second of vLLM's engine core with it and without, in one process.
 
     python benchmarks/recorder_overhead.py [CHECKPOINT]
 
-Two engines stand side by side, one with vLLM's own scheduler and one with the recorder, and serve the same 32 requests at a
-time in turns, so that what else the machine does meets both alike. A round's figure is the ratio of the two; medians.
+One engine core with two schedulers, vLLM's own and the recorder. It serves the same 32 requests in short slices, with one and with the
+other in turns, so that what else the machine does meets both alike. A pair of slices gives a ratio; time is that of the processor,
+which counts nothing but this process. Medians, with the quartiles of the ratio.
 """
 
 # pyright: reportMissingImports=false
 
 from __future__ import annotations
 
-import asyncio
 import os
 import statistics
 import sys
 import tempfile
 import time
+from itertools import count
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from harness.backends.vllm.install import installed, prepare_environment
 from harness.checkpoints import ensure
 
-REQUESTS, TOKENS, ROUNDS = 32, 64, 5
-RECORDED = "harness.backends.vllm.Recorder"
+REQUESTS, PROMPT, TOKENS, PAIRS = 32, 4, 32, 40
 
 
-def start(checkpoint: Path, scheduler_cls: str | None):
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.v1.engine.async_llm import AsyncLLM
+class Slice(NamedTuple):
+    """What serving the requests once took."""
 
-    return AsyncLLM.from_engine_args(
-        AsyncEngineArgs(
-            model=str(checkpoint),
-            dtype="float32",
-            max_model_len=512,
-            max_num_seqs=REQUESTS,
-            max_num_batched_tokens=1024,
-            block_size=32,
-            enforce_eager=True,
-            skip_tokenizer_init=True,
-            generation_config="vllm",
-            async_scheduling=False,
-            scheduler_cls=scheduler_cls,
-            disable_log_stats=True,
-        )
+    cpu_s: float
+    steps: int
+
+
+def start(checkpoint: Path) -> Any:
+    """An engine with its core in this process, with the recorder."""
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    from harness.backends.vllm import started
+
+    kind = started.Kind(checkpoint, "float32", 32, made_up=False, async_scheduling=False)
+    plain_attention = started.needs_plain_attention(kind)
+    arguments = EngineArgs(
+        model=str(checkpoint),
+        dtype="float32",
+        max_model_len=512,
+        max_num_seqs=REQUESTS,
+        max_num_batched_tokens=1024,
+        block_size=32,
+        attention_backend=started.attention_backend(plain=plain_attention),
+        enforce_eager=True,
+        skip_tokenizer_init=True,
+        generation_config="vllm",
+        async_scheduling=False,
+        scheduler_cls="harness.backends.vllm.Recorder",
+        disable_log_stats=True,
+    )
+    return LLMEngine.from_engine_args(arguments)
+
+
+def plain_scheduler(core: Any) -> Any:
+    """vLLM's own, made as its core made the recorder."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    core.vllm_config.cache_config.num_gpu_blocks = core.scheduler.kv_cache_config.num_blocks  # not kept once the engine stands
+    return Scheduler(
+        vllm_config=core.vllm_config,
+        kv_cache_config=core.scheduler.kv_cache_config,
+        structured_output_manager=core.structured_output_manager,
+        block_size=core.scheduler.block_size,
+        hash_block_size=core.scheduler.block_size,
+        log_stats=False,
     )
 
 
-async def serve(llm, round: int) -> float:
-    """Tokens a second."""
-    from vllm.sampling_params import RequestOutputKind, SamplingParams
+def serve(core: Any, scheduler: Any, number: int) -> Slice:
+    """One slice: 32 requests that nobody has sent before, from the first step to the last."""
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.engine import EngineCoreRequest
 
-    params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.DELTA)
+    core.scheduler = scheduler
+    for place in range(REQUESTS):
+        request = EngineCoreRequest(
+            request_id=f"{number}-{place}",
+            prompt_token_ids=[16 + (number * REQUESTS + place + position) % 200 for position in range(PROMPT)],
+            mm_features=None,
+            sampling_params=SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, detokenize=False),
+            pooling_params=None,
+            arrival_time=0.0,
+            lora_request=None,
+            cache_salt=None,
+            data_parallel_rank=None,
+        )
+        core.add_request(*core.preprocess_add_request(request))
+    began, steps = time.process_time(), 0
+    while scheduler.has_requests():
+        core.step_fn()
+        steps += 1
+    return Slice(time.process_time() - began, steps)
 
-    async def one(number: int) -> int:
-        prompt = {"prompt_token_ids": [16 + (number + place + round) % 200 for place in range(32)]}
-        return sum([len(output.outputs[0].token_ids) async for output in llm.generate(prompt, params, f"{round}-{number}")])
 
-    began = time.perf_counter()
-    tokens = sum(await asyncio.gather(*map(one, range(REQUESTS))))
-    return tokens / (time.perf_counter() - began)
-
-
-async def compare(checkpoint: Path, folder: str) -> None:
+def compare(checkpoint: Path, folder: str) -> None:
     os.environ["CAESURA_LOG"] = folder
-    plain, recorded = start(checkpoint, None), start(checkpoint, RECORDED)
-    rates: list[tuple[float, float]] = []
-    for round in range(ROUNDS + 1):
-        engines = (plain, recorded) if round % 2 else (recorded, plain)
-        rate = {id(llm): await serve(llm, round) for llm in engines}
-        if round:  # the first warms up
-            rates.append((rate[id(plain)], rate[id(recorded)]))
-    for llm in (plain, recorded):
-        llm.shutdown()
+    llm = start(checkpoint)
+    core = llm.engine_core.engine_core
+    recorded, plain, numbers = core.scheduler, plain_scheduler(core), count()
+    pairs: list[tuple[Slice, Slice]] = []
+    for place in range(PAIRS + 1):
+        order = (plain, recorded) if place % 2 else (recorded, plain)
+        slices = {id(scheduler): serve(core, scheduler, next(numbers)) for scheduler in order}
+        if place:  # the first warms up
+            pairs.append((slices[id(plain)], slices[id(recorded)]))
+    core.shutdown()
     written = sum(file.stat().st_size for file in Path(folder).glob("*/*"))
-    print(f"vLLM {installed().version}, {checkpoint.name}, {REQUESTS} requests at a time, {TOKENS} tokens each, {ROUNDS} rounds")
-    print(f"without  {statistics.median(plain for plain, _ in rates):8.0f} tokens/s")
-    print(f"with     {statistics.median(recorded for _, recorded in rates):8.0f} tokens/s")
-    ratios = sorted(recorded / plain for plain, recorded in rates)
-    print(f"with / without: median {statistics.median(ratios):.3f}, of {ratios[0]:.3f} to {ratios[-1]:.3f}")
-    print(f"written  {written / (REQUESTS * TOKENS * (ROUNDS + 1)):8.1f} bytes a token")
+    report(checkpoint, pairs, written)
+
+
+def report(checkpoint: Path, pairs: list[tuple[Slice, Slice]], written: int) -> None:
+    tokens = REQUESTS * TOKENS
+    print(
+        f"vLLM {installed().version}, {checkpoint.name}, {REQUESTS} requests at a time, {TOKENS} tokens each, {len(pairs)} pairs of slices"
+    )
+    for name, slices in (("without", [without for without, _ in pairs]), ("with", [recorded for _, recorded in pairs])):
+        rate = statistics.median(tokens / one.cpu_s for one in slices)
+        step_ms = statistics.median(one.cpu_s / one.steps for one in slices) * 1e3
+        print(f"{name:8} {rate:8.0f} tokens/s, a step {step_ms:.2f} ms")
+    first, median, third = statistics.quantiles([without.cpu_s / recorded.cpu_s for without, recorded in pairs], n=4)
+    print(f"with / without: median {median:.3f}, quartiles {first:.3f} and {third:.3f}")
+    added = statistics.median((recorded.cpu_s - without.cpu_s) / recorded.steps for without, recorded in pairs)
+    print(f"added   {added * 1e3:9.3f} ms a step")
+    print(f"written {written / (tokens * (len(pairs) + 1)):9.1f} bytes a token")
 
 
 def main() -> None:
     prepare_environment()
     checkpoint = ensure(sys.argv[1] if len(sys.argv) > 1 else "smollm2")
     with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(compare(checkpoint, folder))
+        compare(checkpoint, folder)
 
 
 if __name__ == "__main__":

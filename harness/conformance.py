@@ -140,6 +140,8 @@ class Explainer:
         if not self._model.has_work():
             self._part(entries[index], "nothing but a call: no step is allowed here", "a step where the engine has no work")
             return index
+        if self._model.look_due:
+            return self._compare(entries, index, self._model.look(), during="a look for work")
         if self._model.launch_due:
             index = self._compare(entries, index, self._model.schedule(), during="a step")
         if self.mismatch is not None or not self._model.landing_due:

@@ -35,6 +35,8 @@ class SimBackend:
         return self._model.has_work()
 
     def step(self) -> list[Event]:
+        if self._model.look_due:
+            return self._model.look()
         events = self._model.schedule() if self._model.launch_due else []
         if self._model.landing_due:
             epoch = self._model.landing_epoch

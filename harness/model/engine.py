@@ -67,7 +67,8 @@ class EngineModel:
     A turn of the loop is `schedule()` if `launch_due`, then `land(...)` if `landing_due`. Under
     synchronous scheduling both are due, and a turn is one whole step. Under asynchronous
     scheduling the first turn only launches, a later one launches a step and lands the one
-    before it, the last only lands. Operations may come at any time, between the halves too.
+    before it, the last only lands. A turn that has neither to do may still have to `look()`: under
+    profiles by which a pause does not complete as soon as nothing is left to run. Operations may come at any time, between the halves too.
     Each method that changes something returns the events of that transaction, in order.
     """
 
@@ -148,7 +149,7 @@ class EngineModel:
             digests=pool.digests(),
             free=tuple(pool.free),
             pause_mode=self._pause.mode,
-            pause_pending=self._pause.mode is not None and bool(self._pause.calls),
+            pause_pending=self._pause.mode is not None and not self._pause.effective,
             weight_version=self._weights.version,
             update_open=self._weights.session is not None,
             out_of_service=self._out_of_service,
@@ -159,7 +160,7 @@ class EngineModel:
 
     def has_work(self) -> bool:
         """Whether a turn of the loop is due."""
-        return bool(self._flights) or self.launch_due
+        return self._busy or self.look_due
 
     @property
     def launch_due(self) -> bool:
@@ -174,6 +175,11 @@ class EngineModel:
     def landing_due(self) -> bool:
         """Whether the oldest step in flight has to land now: nothing else can be launched before."""
         return bool(self._flights) and not self.launch_due
+
+    @property
+    def look_due(self) -> bool:
+        """Whether pause calls are pending that complete when the loop looks for work: nothing is left to run or to land."""
+        return bool(self._pause.calls) and not self._busy
 
     @property
     def landing_epoch(self) -> int:
@@ -225,6 +231,18 @@ class EngineModel:
         ended = self._scheduler.record(events, sample, flight)
         for request in ended:
             del self._requests[request.id]
+        self._run_dry(events)
+        return events
+
+    def look(self) -> list[Event]:
+        """The loop looks for work and finds none: pause calls that are pending complete.
+
+        Raises:
+            RuntimeError: no look is due.
+        """
+        if not self.look_due:
+            raise RuntimeError("look() while look_due is false: no pause call is pending, or there is work, ask look_due first")
+        events: list[Event] = []
         self._complete_pause(events)
         return events
 
@@ -244,7 +262,7 @@ class EngineModel:
         else:
             if answer is not None:
                 events.append(Returned(op=op, answer=answer, error=None))
-        self._complete_pause(events)
+        self._run_dry(events, op)
         return events
 
     def _carry_out(self, op: int, operation: Operation, events: list[Event]) -> Answer | None:
@@ -362,6 +380,8 @@ class EngineModel:
             raise Refused("conflict", "the engine sleeps: call wake_up before resume")
         if self._out_of_service:
             raise Refused("out-of-service", f"{self._weights.failure}: finish a full update before resume")
+        if self._pause.calls and self._profile.ranks_agree:
+            raise Refused("conflict", "a pause is pending until all ranks have it: resume once it has returned")
         if self._pause.mode is not None:
             for call in self._pause.end():
                 events.append(_superseded(call, "resume"))
@@ -410,12 +430,15 @@ class EngineModel:
 
     # Pauses.
 
-    def _complete_pause(self, events: list[Event]) -> None:
-        """A pending pause becomes effective, and its calls return, once nothing is left to run or to land."""
-        if not self._pause.calls or self.has_work():
-            return
-        takes_effect = self._pause.mode
-        for clear_cache, calls in self._pause.complete():
+    def _run_dry(self, events: list[Event], op: int | None = None) -> None:
+        """After a step, or in operation `op`: if nothing is left to run or to land, pending pauses complete."""
+        if self.look_due and not self._profile.ranks_agree:
+            self._complete_pause(events, op)
+
+    def _complete_pause(self, events: list[Event], op: int | None = None) -> None:
+        """A pending pause becomes effective, and its calls return."""
+        takes_effect = None if self._pause.effective else self._pause.mode
+        for clear_cache, calls in self._pause.complete(op):
             if clear_cache:
                 self._scheduler.clear_cache(events)
             if takes_effect is not None:
@@ -444,10 +467,15 @@ class EngineModel:
             events.append(Accepted(request=request.id, parked=False))
 
     @property
+    def _busy(self) -> bool:
+        """Whether a step is in flight or due."""
+        return bool(self._flights) or self.launch_due
+
+    @property
     def _frozen(self) -> bool:
         """Whether nothing may be scheduled."""
         mode = self._pause.mode
-        return self._out_of_service or (mode is not None and (mode != "wait" or not self._pause.calls))
+        return self._out_of_service or (mode is not None and (mode != "wait" or self._pause.effective))
 
     @property
     def _admits(self) -> bool:

@@ -34,18 +34,16 @@ class Completion(NamedTuple):
 class PauseState:
     """None of `mode`: not paused."""
 
-    __slots__ = ("_apart", "asked", "calls", "mode")
+    __slots__ = ("_apart", "asked", "calls", "effective", "mode")
 
     def __init__(self, *, meet: Literal["merged", "apart"] = "merged") -> None:
         self._apart = meet == "apart"
         self.mode: Mode | None = None
+        self.effective = False
+        """Calls that meet apart may be pending all the same."""
         self.calls: list[PauseCall] = []
         self.asked = False
         """Some pause call asked for this pause; otherwise only sleep did, and it ends when all is awake."""
-
-    @property
-    def effective(self) -> bool:
-        return self.mode is not None and not self.calls
 
     @property
     def clear_cache(self) -> bool:
@@ -63,21 +61,30 @@ class PauseState:
         if call.mode == "abort" and not self._apart:
             self.calls = [pending._replace(mode="abort") for pending in self.calls]
         self.calls.append(call)
-        self.mode = call.mode
+        self.mode, self.effective = call.mode, False
         self.asked = self.asked or call.level is None
         return superseded
 
-    def complete(self) -> list[Completion]:
-        """The engine is quiet: the pause is effective. Returns the calls that return now, those first that return first."""
-        calls, clear_cache = self.calls, self.clear_cache
-        self.calls = []
+    def complete(self, op: int | None = None) -> list[Completion]:
+        """The engine is quiet: the pause is effective. Returns the calls that return now, those first that return first.
+
+        Args:
+            op: the operation that was taken up while it was quiet. Of calls that meet apart only its own completes
+                then, the others when the loop looks for work (None) and finds none.
+        """
+        calls = [call for call in self.calls if call.op == op] if self._apart and op is not None else self.calls
+        if not calls:
+            return []
+        clear_cache = self.clear_cache
+        self.calls = [call for call in self.calls if call not in calls]
+        self.effective = self.mode is not None
         if self._apart:
             return [Completion(call.clear_cache, [call]) for call in reversed(calls)]
         return [Completion(clear_cache, calls)]
 
     def end(self) -> list[PauseCall]:
         """Resume. Returns the calls that it supersedes; calls that meet apart stay pending."""
-        self.mode, self.asked = None, False
+        self.mode, self.effective, self.asked = None, False, False
         superseded: list[PauseCall] = []
         if not self._apart:
             superseded, self.calls = self.calls, []

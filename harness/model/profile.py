@@ -41,8 +41,14 @@ class Profile:
     vLLM queues; from 0.33 on it rejects under an `abort` or `wait` pause."""
 
     pauses_meet: Literal["merged", "apart"] = "merged"
-    """How pause calls meet. Apart (vLLM): no call looks at what was before. Each pending call completes by itself once
-    nothing is left to run, the newest first, with its own clear_cache; none is superseded; `resume` leaves them pending."""
+    """How pause calls meet. Apart (vLLM): no call looks at what was before. One that finds nothing left to run completes at
+    once, by itself. Each pending call completes by itself when the loop looks for work and finds none, the newest first, with its
+    own clear_cache; another call may be taken up before it looks. None is superseded; `resume` leaves them pending."""
+
+    ranks_agree: bool = False
+    """The engine is one of several ranks that step together (vLLM with data parallel and a mixture of experts). A pause completes
+    when every rank has it, at a look for work after nothing is left to run here: which one is known to the log alone. Until then
+    `resume` is refused."""
 
     reset_preempts_frozen: bool = True
     """`reset_prefix_cache` under an effective pause takes the blocks of frozen requests. False (vLLM's default): it is refused."""
@@ -61,6 +67,11 @@ class Profile:
 
     reports_spans: bool = True
     """A finished request reports which output tokens which version sampled (vLLM: from 0.32 on)."""
+
+    @property
+    def in_waves(self) -> Profile | None:
+        """The profile of the same engine as a rank that steps together with others; None if none was checked against one."""
+        return next((profile for profile in PROFILES if profile.name == f"{self.name}-waves"), None)
 
     @classmethod
     def named(cls, name: str) -> Profile:
@@ -92,6 +103,7 @@ VLLM_0_33 = Profile(
     labels_at_landing=True,
 )
 VLLM_0_32 = replace(VLLM_0_33, name="vllm-0.32", late_requests="queue")
+VLLM_0_32_WAVES = replace(VLLM_0_32, name="vllm-0.32-waves", ranks_agree=True)
 VLLM_0_31 = replace(VLLM_0_32, name="vllm-0.31", reports_spans=False)
 VLLM_0_30 = replace(VLLM_0_31, name="vllm-0.30", lone_request_uncut=False)
 VLLM_0_29 = replace(VLLM_0_30, name="vllm-0.29")
@@ -99,5 +111,5 @@ VLLM_0_28 = replace(VLLM_0_29, name="vllm-0.28")
 VLLM_0_27 = replace(VLLM_0_28, name="vllm-0.27", uncached_freed_to="tail")
 VLLM_0_26 = replace(VLLM_0_27, name="vllm-0.26", uncached_freed_to="head")
 
-PROFILES = (CAESURA, VLLM_0_26, VLLM_0_27, VLLM_0_28, VLLM_0_29, VLLM_0_30, VLLM_0_31, VLLM_0_32, VLLM_0_33)
+PROFILES = (CAESURA, VLLM_0_26, VLLM_0_27, VLLM_0_28, VLLM_0_29, VLLM_0_30, VLLM_0_31, VLLM_0_32, VLLM_0_32_WAVES, VLLM_0_33)
 """Every profile that a log can name. vLLM's differ from version to version in what docs/vllm.md lists."""

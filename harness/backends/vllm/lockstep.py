@@ -1,8 +1,9 @@
 """vLLM in lockstep: what its engine process does with a message, done here a call at a time.
 
 Steps, queues, blocks, sessions and refusals are vLLM's. What vLLM leaves to whoever drives its core is
-done as its own process does it (`EngineCoreProc`): a pause sets the scheduler's state, steps go on while
-there is work, and pending completions run once there is none, the newest first. A step that is in flight is work.
+done as its own process does it (`EngineCoreProc`): a pause sets the scheduler's state and completes at once if that leaves no work;
+steps go on while there is work, and where the loop looks for some and finds none, pending completions run, the newest first.
+A step that is in flight is work.
 """
 
 # pyright: reportMissingImports=false
@@ -80,6 +81,7 @@ class VllmBackend:
         self._transitions = Transitions(self._scheduler, called=name_of)
         self._reports_spans = profile.reports_spans
         self._mode: ev.Mode | None = None
+        self._effective = False
         self._pending: list[tuple[int, bool]] = []
         """Pause calls that have not returned, each with its clear_cache; the newest last."""
         self._parked: set[str] = set()
@@ -114,13 +116,15 @@ class VllmBackend:
             error = ev.Failure(refusal.code, str(refusal))
         if answer is not None or error is not None:
             self._transitions.add(ev.Returned(op=op, answer=answer, error=error))
-        self._complete_pauses()
         return self._transitions.take()
 
     def has_work(self) -> bool:
-        return not self._died and (self._scheduler.has_requests() or bool(self._core.batch_queue))
+        return not self._died and (self._busy or bool(self._pending))
 
     def step(self) -> list[ev.Event]:
+        if not self._busy:
+            self._complete_pauses()
+            return self._transitions.take()
         try:
             outputs = self._llm.step()
         except Exception as error:
@@ -128,7 +132,8 @@ class VllmBackend:
             self._transitions.add(ev.StepFailed(step=self._transitions.steps, why=f"{type(error).__name__}: {error}"))
             return self._transitions.take()
         self._deliver(outputs)
-        self._complete_pauses()
+        if not self._busy:
+            self._complete_pauses()
         return self._transitions.take()
 
     def state(self) -> EngineState:
@@ -142,7 +147,7 @@ class VllmBackend:
             digests=_digests(pool),
             free=tuple([block.block_id - 1 for block in pool.free_block_queue.get_all_free_blocks()]),
             pause_mode=self._mode,
-            pause_pending=self._mode is not None and bool(self._pending),
+            pause_pending=self._mode is not None and not self._effective,
             weight_version=self._version(),
             update_open=self._started.worker._weight_update_active,
             out_of_service=False,
@@ -163,7 +168,12 @@ class VllmBackend:
 
     # ---- pauses, as EngineCoreProc has them ----
 
-    def _pause(self, op: int, operation: Pause) -> None:
+    @property
+    def _busy(self) -> bool:
+        return self._scheduler.has_requests() or bool(self._core.batch_queue)
+
+    def _pause(self, op: int, operation: Pause) -> Answer | None:
+        """The answer; None if the call returns later."""
         self._transitions.add(ev.PausePending(mode=operation.mode, clear_cache=operation.clear_cache))
         if operation.mode == "abort":
             live = list(self._ids)
@@ -171,21 +181,25 @@ class VllmBackend:
             self._deliver_aborted(live)
         elif operation.mode == "wait":
             self._parked.clear()
-        self._mode = operation.mode
+        self._mode, self._effective = operation.mode, False
         self._scheduler.set_pause_state(PauseState.PAUSED_ALL if operation.mode == "keep" else PauseState.PAUSED_NEW)
-        self._pending.append((op, operation.clear_cache))
+        if self._busy:
+            self._pending.append((op, operation.clear_cache))
+            return None
+        self._complete_pause(operation.clear_cache)
+        return {"status": "paused"}
 
     def _complete_pauses(self) -> None:
-        if not self._pending or self.has_work():
-            return
-        takes_effect = self._mode
         while self._pending:
             op, clear_cache = self._pending.pop()
-            self._finish_pause(clear_cache)
-            if takes_effect is not None:
-                self._transitions.add(ev.PauseEffective(mode=takes_effect, clear_cache=clear_cache))
-                takes_effect = None
+            self._complete_pause(clear_cache)
             self._transitions.add(ev.Returned(op=op, answer={"status": "paused"}, error=None))
+
+    def _complete_pause(self, clear_cache: bool) -> None:
+        self._finish_pause(clear_cache)
+        if self._mode is not None and not self._effective:
+            self._effective = True
+            self._transitions.add(ev.PauseEffective(mode=self._mode, clear_cache=clear_cache))
 
     def _finish_pause(self, clear_cache: bool) -> None:
         if hasattr(self._core, "_finish_pause"):  # from 0.29 on

@@ -13,14 +13,11 @@ vLLM's engine core classes, set when this module is imported there. docs/attach.
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
 from vllm.logger import init_logger
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -34,7 +31,8 @@ from harness.backends.vllm.recording import WEIGHT_CALLS, CannotRecord, Recordin
 from harness.backends.vllm.transitions import name_of
 from harness.errors import BadInput
 from harness.events import SCHEMA, Opened
-from harness.operations import Handle
+from harness.live.handle import handle
+from harness.model import Profile
 from harness.scenario import EngineShape
 from harness.version import version
 
@@ -42,18 +40,6 @@ logger = init_logger("vllm.caesura")
 """Below vLLM's own root, so that its handlers print what we say."""
 
 DEFAULT_MIB = 256
-
-
-_HANDLE: TypeAdapter[str] = TypeAdapter(Handle)
-
-
-@functools.lru_cache(maxsize=65_536)
-def handle(request_id: str) -> str:
-    """A request id as logs can have it: what is no handle of a request keeps its beginning and gets a digest."""
-    try:
-        return _HANDLE.validate_python(request_id)
-    except ValidationError:
-        return re.sub(r"[^A-Za-z0-9_.:-]", "_", request_id)[:40] + "-" + hashlib.sha256(request_id.encode()).hexdigest()[:16]
 
 
 def _called(request: Any) -> str:
@@ -179,6 +165,7 @@ def _opened(config: Any) -> Opened:
     scheduling, cache, model, parallel = config.scheduler_config, config.cache_config, config.model_config, config.parallel_config
     dtype = str(model.dtype).removeprefix("torch.")
     waves = parallel.data_parallel_size > 1 and model.is_moe
+    explained_by = _in_waves(profile, scheduling) if waves else profile
     engine = {
         "checkpoint": model.model,
         "block_size": cache.block_size,
@@ -202,16 +189,22 @@ def _opened(config: Any) -> Opened:
             "torch": str(torch.__version__),
             "transformers": transformers.__version__,
         },
-        level=1 if waves else 2,  # how ranks that step together agree is not in the model
+        level=1 if explained_by is None else 2,
         device=f"{current_platform.get_device_name() or current_platform.device_name}, {dtype}",
         engine=engine,
-        profile=profile.name,
+        profile=(explained_by or profile).name,
         eos_token_ids=_eos_token_ids(model),
         scenario="",
         seed=0,
         clock_base_ns=0,
         rank=parallel.data_parallel_index,
     )
+
+
+def _in_waves(profile: Profile, scheduling: Any) -> Profile | None:
+    """What explains a rank that steps together with others; None if nothing does, as where steps counted together hold prefills back."""
+    throttled = getattr(scheduling, "prefill_schedule_interval", 1) > 1
+    return None if throttled else profile.in_waves
 
 
 def _eos_token_ids(model: Any) -> tuple[int, ...]:

@@ -63,6 +63,8 @@ class Conversation:
 
     def step(self, **tokens: int) -> list[Event]:
         """A turn of the loop."""
+        if self.model.look_due:
+            return self.model.look()
         events = [] if self.model.landing_due else self.model.schedule()
         if self.model.landing_due:
             events += self.model.land(lambda request, position: tokens.get(request, 100 + position))

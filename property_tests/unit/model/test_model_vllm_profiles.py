@@ -30,6 +30,7 @@ from harness.operations import (
 )
 
 APART = replace(CAESURA, name="apart", pauses_meet="apart")
+RANKS = replace(APART, name="ranks", ranks_agree=True)
 UNGUARDED = replace(CAESURA, name="unguarded", weights_need_pause=False)
 SERVES_ON = replace(CAESURA, name="serves on", failed_update_stops=False)
 LABELS_LATE = replace(CAESURA, name="labels late", labels_at_landing=True)
@@ -80,13 +81,40 @@ def test_pauses_apart_complete_newest_first_each_with_its_own_clear(engine):
     ]
 
 
-@pytest.mark.parametrize(
-    ("profile", "answers"), [(CAESURA, ["superseded", None]), (APART, [None, None])], ids=lambda value: str(value)[:20]
-)
-def test_whether_keep_supersedes_a_pending_wait(engine, profile, answers):
-    engine, _ = waiting_for_r1(engine, profile)
+def test_keep_supersedes_a_merged_wait(engine):
+    engine, _ = waiting_for_r1(engine, CAESURA)
     by_op = {event.op: event.error and event.error.code for event in returned(engine.pause("keep"))}
-    assert [by_op[1], by_op[3]] == answers
+    assert by_op == {1: "superseded", 2: "superseded", 3: None}
+    assert not engine.model.has_work()
+
+
+def test_keep_over_a_wait_apart_completes_at_once_and_the_wait_when_the_loop_looks(engine):
+    engine, _ = waiting_for_r1(engine, APART)
+    assert engine.pause("keep") == [
+        Received(op=3),
+        PausePending(mode="keep", clear_cache=False),
+        PauseEffective(mode="keep", clear_cache=False),
+        Returned(op=3, answer=PAUSED, error=None),
+    ]
+    assert not engine.model.state().pause_pending
+    events = engine.step()
+    assert returned(events) == [Returned(op=2, answer=PAUSED, error=None), Returned(op=1, answer=PAUSED, error=None)]
+    assert any(isinstance(event, Cleared) for event in events)
+    assert not any(isinstance(event, PauseEffective) for event in events)
+    assert not engine.model.has_work()
+
+
+def test_a_call_that_is_taken_up_before_the_loop_looks_finds_the_wait_apart_still_pending(engine):
+    engine, _ = waiting_for_r1(engine, APART)
+    engine.pause("keep")
+    assert returned(engine.resume()) == [Returned(op=4, answer={"status": "resumed"}, error=None)]
+    assert [event.op for event in returned(engine.step())] == [2, 1], "when r1 has ended"
+
+
+def test_a_look_is_taken_only_where_a_pause_waits_for_one(engine):
+    engine, _ = waiting_for_r1(engine, APART)
+    with pytest.raises(RuntimeError, match="look_due"):
+        engine.model.look()
 
 
 def test_resume_supersedes_a_merged_pause(engine):
@@ -101,6 +129,22 @@ def test_resume_leaves_a_pause_apart_pending_until_nothing_is_left_to_run(engine
     events = engine.step()
     assert returned(events) == [Returned(op=2, answer=PAUSED, error=None), Returned(op=1, answer=PAUSED, error=None)]
     assert not any(isinstance(event, PauseEffective) for event in events)
+
+
+def test_where_ranks_agree_a_pause_of_an_idle_engine_is_pending_until_a_look_and_resume_refused(engine):
+    engine = engine(profile=RANKS)
+    assert engine.pause("keep") == [Received(op=0), PausePending(mode="keep", clear_cache=False)]
+    assert engine.model.state().pause_pending
+    assert refused(engine.resume()) == "conflict"
+    assert engine.step() == [PauseEffective(mode="keep", clear_cache=False), Returned(op=0, answer=PAUSED, error=None)]
+    assert refused(engine.resume()) is None
+
+
+def test_where_ranks_agree_the_last_step_completes_no_pause(engine):
+    engine, _ = waiting_for_r1(engine, RANKS)
+    assert not returned(engine.step())
+    assert not engine.model.launch_due and engine.model.look_due
+    assert [event.op for event in returned(engine.step())] == [2, 1]
 
 
 @pytest.mark.parametrize(("preempts", "code"), [(True, None), (False, "busy")])
@@ -215,6 +259,12 @@ def test_what_changed_from_version_to_version():
     assert [named[v].lone_request_uncut for v in (30, 31)] == [False, True]
     assert [named[v].reports_spans for v in (31, 32)] == [False, True]
     assert [named[v].late_requests for v in (32, 33)] == ["queue", "reject-unless-keep"]
+
+
+def test_a_rank_among_others_has_a_profile_where_one_was_checked():
+    of_rank = Profile.named("vllm-0.32").in_waves
+    assert of_rank is not None and of_rank.ranks_agree
+    assert [Profile.named(f"vllm-0.{version}").in_waves for version in (31, 33)] == [None, None]
 
 
 def test_a_refusal_is_a_failure_in_words(engine):
