@@ -135,7 +135,8 @@ class Codec:
         """The last launched batch, less those that have left the running set since."""
         self._next_output: dict[str, int] = {}
         """Index of each request's next output token; 0 if not here."""
-        self._next_label = 0
+        self.next_label = 0
+        """Of the next block that is published under a label never seen before."""
         self._passed = 0
         """Steady steps passed over since the last batch and the next outputs were brought up to date."""
         self._notes: dict[type[Event], Callable[[Any], None]] = {
@@ -204,17 +205,22 @@ class Codec:
             self._note(event)
         return events
 
-    def pass_over(self, step: Stepped) -> None:
-        """Take note of a step, and of its three events, without making them.
+    def pass_over(self, item: Stepped | Took | Filled) -> None:
+        """Take note of an item, and of the events that it stands for, without making them.
 
         Raises:
             LogError: as `expand`.
         """
-        if len(step.tokens) != len(self._batch) or self.closed:
-            self.expand(step)  # which says what is wrong
-        self._passed += 1
-        self._step += 1
-        self.seq += EVENTS_OF_A_STEP
+        if type(item) is Stepped:
+            if len(item.tokens) != len(self._batch) or self.closed:
+                self.expand(item)  # which says what is wrong
+            self._passed += 1
+            self._step += 1
+            self.seq += EVENTS_OF_A_STEP
+            return
+        self.seq += 1
+        if type(item) is Filled:
+            self.next_label += 1
 
     def _catch_up(self) -> None:
         passed, self._passed = self._passed, 0
@@ -244,7 +250,7 @@ class Codec:
                 return Took(request, block), 1
             case Allocated(request=request, blocks=(block,), evicted=(lost,)) if lost == block:
                 return Retook(request, block), 1
-            case Stored(request=request, blocks=((block, label),)) if label == self._next_label:
+            case Stored(request=request, blocks=((block, label),)) if label == self.next_label:
                 return Filled(request, block), 1
         return event, 1
 
@@ -272,11 +278,9 @@ class Codec:
             raise LogError(f"expected {len(self._batch)} tokens, one for each request of the last batch that still runs, got {len(tokens)}")
         step, next_output, new = self._step + 1, self._next_output, _new_tuple
         reasons = {event.request: event.reason for event in between if isinstance(event, Finished)}
-        batch, sampled, outputs = [], [], []
-        for (request, first, count), token in zip(self._batch, tokens, strict=True):
-            batch.append(new(Scheduled, (request, first + count, 1)))
-            sampled.append(new(Sampled, (request, token)))
-            outputs.append(new(Output, (request, next_output.get(request, 0), (token,), reasons.get(request))))
+        batch = [new(Scheduled, (request, first + count, 1)) for request, first, count in self._batch]
+        sampled = [new(Sampled, (row[0], token)) for row, token in zip(batch, tokens, strict=True)]
+        outputs = [new(Output, (id, next_output.get(id, 0), (token,), reasons.get(id))) for id, token in sampled]
         return (
             Launched(step=step, batch=tuple(batch)),
             Landed(step=self._step if overlaps else step, sampled=tuple(sampled)),
@@ -297,7 +301,7 @@ class Codec:
             case Retook(request=request, block=block):
                 return (Allocated(request=request, blocks=(block,), evicted=(block,)),)
             case Filled(request=request, block=block):
-                return (Stored(request=request, blocks=((block, self._next_label),)),)
+                return (Stored(request=request, blocks=((block, self.next_label),)),)
         return (item,)
 
     def _note_time(self, t_ns: int) -> None:
@@ -343,8 +347,8 @@ class Codec:
 
     def _note_stored(self, event: Stored) -> None:
         for _, label in event.blocks:
-            if label >= self._next_label:
-                self._next_label = label + 1
+            if label >= self.next_label:
+                self.next_label = label + 1
 
 
 def line_schema() -> str:

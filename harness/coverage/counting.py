@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from harness.client import ClientView
@@ -11,9 +11,9 @@ from harness.coverage.family import Facts, Family
 from harness.coverage.pauses import Pauses, Sleeps
 from harness.coverage.requests import Aborts, Ends, LateRequests, Scheduling
 from harness.coverage.updates import Sessions
-from harness.events import Answered, Entry, Event
-from harness.invariants.invariant import Hook, Watcher
-from harness.invariants.judge import interleave
+from harness.events import Answered, Entry
+from harness.invariants.invariant import Watcher
+from harness.invariants.judge import Hooks
 from harness.operations import Submit
 from harness.replay import Replay, Request
 from harness.situations import SITUATIONS
@@ -55,7 +55,7 @@ class Situations(Watcher[Replay]):
         self._first: dict[str, int] = {}
         facts = Facts(self.replay)
         self._watchers: list[Watcher[Replay]] = [facts, *(family(facts, self._reached) for family in FAMILIES)]
-        self._alone = interleave(self.replay, [self]) if replay is None else None
+        self._alone = Hooks(self.replay, [self]) if replay is None else None
 
     @property
     def counts(self) -> dict[str, int]:
@@ -81,9 +81,9 @@ class Situations(Watcher[Replay]):
             for hook in hooks[type(event)]:
                 hook(seq, event)
 
-    def hooks(self, when: str) -> Iterator[tuple[type[Event], Hook]]:
-        for watcher in self._watchers:
-            yield from watcher.hooks(when)
+    @property
+    def parts(self) -> Sequence[Watcher[Replay]]:
+        return self._watchers
 
     def steady_for(self, requests: Sequence[Request]) -> int:
         return min(watcher.steady_for(requests) for watcher in self._watchers)

@@ -86,18 +86,20 @@ class CacheEpoch(_BlockInvariant):
         self._horizon = min(max(self._promise, self._unallowed), self.replay.epoch_starts[-1])
 
     def after_hit(self, seq: int, event: Hit) -> None:
+        if self._horizon == NEVER:
+            return
         written = self.replay.blocks.written
         self._check_found(seq, event.request, [(f"hit block {block}", written.get(block, ())) for block in event.blocks], first=0)
 
     def after_loaded(self, seq: int, event: Loaded) -> None:
+        if self._horizon == NEVER:
+            return
         written = self.replay.blocks.written
         found = [(f"loaded the copy in slot {slot}", written.get(block, ())) for slot, block in event.blocks]
         self._check_found(seq, event.request, found, first=len(self.replay.requests[event.request].hits) - len(found))
 
     def _check_found(self, seq: int, id: str, found: Sequence[tuple[str, Sequence[int]]], *, first: int) -> None:
         """Blocks of KV that were there, from the request's block `first` on: what was done with each, and when it was written."""
-        if self._horizon == NEVER:
-            return
         for index, (what, written) in enumerate(found, first):
             stale = [at for at in written if NEVER < at < self._horizon]
             if stale:
@@ -162,7 +164,9 @@ class BlockLifetime(_BlockInvariant):
     def __init__(self, replay: Replay) -> None:
         super().__init__(replay)
         self._contents: dict[int, Content] = {}
-        """What each label stands for."""
+        """What each label stands for, ..."""
+        self._steadily_filled: dict[int, tuple[Request, int, int | None]] = {}
+        """... or where that is to be looked up: whose block has it, which of its blocks, and the label of the one before it."""
         self._readers: list[Request] = []
         """Requests with hits that no step has attended to yet."""
         self._unbacked: dict[int, tuple[int, Request]] = {}
@@ -170,9 +174,16 @@ class BlockLifetime(_BlockInvariant):
 
     def before_allocated(self, seq: int, event: Allocated) -> None:
         blocks, id = self.replay.blocks, event.request
-        head = tuple(islice(blocks.free, len(event.blocks)))
+        references, labels = blocks.references, blocks.labels
+        held: list[int] = []
+        labelled: list[int] = []
+        for block in event.blocks:
+            if references.get(block):
+                held.append(block)
+            if block in labels:
+                labelled.append(block)
         self._check_user(seq, id, "was given blocks")
-        if held := [block for block in event.blocks if blocks.references.get(block, 0) > 0]:
+        if held:
             holders = self.replay.holders(held[0])
             self.violated(
                 seq,
@@ -181,15 +192,14 @@ class BlockLifetime(_BlockInvariant):
                 got=f"held by {listed(holders)}",
                 once=held[0],
             )
-        elif head != event.blocks:
+        elif (head := tuple(islice(blocks.free, len(event.blocks)))) != event.blocks:
             self.violated(
                 seq,
                 f"{id} was given other blocks than the head of the free queue",
                 expected=listed(head),
                 got=listed(event.blocks),
             )
-        labelled = [block for block in event.blocks if block in blocks.labels]
-        if sorted(event.evicted) != sorted(labelled):
+        if (labelled or event.evicted) and sorted(event.evicted) != sorted(labelled):
             self.violated(
                 seq,
                 f"blocks that {id} was given did not lose their digests",
@@ -225,12 +235,18 @@ class BlockLifetime(_BlockInvariant):
     def _check_found(self, seq: int, request: Request, index: int, parent: int | None, label: int, what: str) -> bool:
         """Whether a digest that was found stands for block `index` of the request."""
         due = self._content(request, index, parent)
-        if request.prompt is None or self._contents.get(label, due) == due:
+        if request.prompt is None or self._known(label, due) == due:
             return True
         self.violated(
             seq, f"{request.id} {what}, whose digest stands for other contents", expected=str(due), got=str(self._contents[label])
         )
         return False
+
+    def _known(self, label: int, content: Content) -> Content:
+        """What a label stands for: `content`, if it is a new one."""
+        if (filled := self._steadily_filled.pop(label, None)) is not None:
+            self._contents[label] = self._content(*filled)
+        return self._contents.get(label, content)
 
     def before_offloaded(self, seq: int, event: Offloaded) -> None:
         blocks = self.replay.blocks
@@ -320,7 +336,7 @@ class BlockLifetime(_BlockInvariant):
     def _check_content(self, seq: int, request: Request, block: int, label: int, content: Content) -> None:
         if request.prompt is None:
             return
-        known = self._contents.setdefault(label, content)
+        known = self._contents[label] = self._known(label, content)
         if known != content:
             self.violated(
                 seq,
@@ -362,7 +378,7 @@ class BlockLifetime(_BlockInvariant):
             if last >= len(table):
                 self._no_block(seq, event, request, max(first, len(table) * size))
                 continue
-            for index in range(max(first, 0) // size, last + 1):
+            for index in range(first // size if first > 0 else 0, last + 1):
                 block = table[index]
                 if owners.get(block) is not request:
                     self._wrong_writer(seq, event, request, block)
@@ -412,17 +428,21 @@ class BlockLifetime(_BlockInvariant):
                 self._unbacked[block] = seq, request
 
     def before_received(self, seq: int, event: Received) -> None:
-        self._expect_backed(seq)
+        if self._unbacked:
+            self._expect_backed(seq)
+
+    def steady_publication(self, seq: int, request: Request, index: int, label: int) -> None:
+        block = request.blocks[index]
+        self._unbacked[block] = seq, request
+        if request.prompt is not None:
+            parent = self.replay.blocks.labels.get(request.blocks[index - 1]) if index else None
+            self._steadily_filled[label] = request, index, parent
 
     def steady_step(self, stretch: Stretch) -> None:
-        for _, request in self._unbacked.values():
-            stretch.member(request.id)
-        self._expect_backed(stretch.launched)
+        self._unbacked.clear()
 
     def _expect_backed(self, seq: int) -> None:
         """The step that was being composed has been launched, or never will be."""
-        if not self._unbacked:
-            return
         blocks = self.replay.blocks
         for block, (stored, request) in self._unbacked.items():
             if block in blocks.labels and NEVER in blocks.written[block]:
@@ -440,7 +460,8 @@ class BlockLifetime(_BlockInvariant):
         self._unbacked.clear()
 
     def after_launched(self, seq: int, event: Launched) -> None:
-        self._expect_backed(seq)
+        if self._unbacked:
+            self._expect_backed(seq)
         if not self._readers:
             return
         scheduled = {row.request for row in event.batch}
@@ -462,16 +483,23 @@ class BlockLifetime(_BlockInvariant):
 
     def before_freed(self, seq: int, event: Freed) -> None:
         """What nobody else holds goes to the free queue, once; all else stays where it is."""
-        replay, blocks, id = self.replay, self.replay.blocks, event.request
-        request = replay.requests.get(id)
-        held = Counter(request.blocks if request is not None else ())
-        queued = Counter([*event.head, *event.tail])
-        due = {block for block, count in held.items() if blocks.references.get(block, 0) <= count}
+        request, references = self.replay.requests.get(event.request), self.replay.blocks.references
+        held = request.blocks if request is not None else []
+        due = {block for block in held if (shared := references.get(block, 0)) <= 1 or shared <= held.count(block)}
+        queued = [*event.head, *event.tail]
+        if set(queued) != due or len(queued) != len(due):
+            self._check_freed(seq, event.request, held, Counter(queued), due)
+
+    def _check_freed(self, seq: int, id: str, held: Sequence[int], queued: Counter[int], due: set[int]) -> None:
+        """Not what was `due` went to the free queue: say what is wrong with it."""
+        free = self.replay.blocks.free
         for block, count in queued.items():
-            if count > 1 or (block in blocks.free and block not in held):
+            if count > 1 or (block in free and block not in held):
                 self._wrongly_freed(seq, f"{id} freed block {block} twice", block, "in the free queue once")
             elif block not in held:
-                self._wrongly_freed(seq, f"{id} freed block {block}, which it does not hold", block, f"a block of {listed(held)}")
+                self._wrongly_freed(
+                    seq, f"{id} freed block {block}, which it does not hold", block, f"a block of {listed(dict.fromkeys(held))}"
+                )
             elif block not in due:
                 sentence = f"block {block} went to the free queue while others hold it"
                 self._wrongly_freed(seq, sentence, block, "held until its last sharer lets go")

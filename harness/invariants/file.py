@@ -18,8 +18,6 @@ class FileJudge:
         self.judge = judge
         self.codec = Codec()
         self._stretch: Stretch | None = None
-        self._found = 0
-        """Violations up to the last step."""
 
     def take(self, line: bytes) -> int:
         """Judge a line; returns its length.
@@ -29,10 +27,12 @@ class FileJudge:
         """
         _, _, items = self.codec.parse(line)
         for item in items:
-            if type(item) is Stepped:
+            if isinstance(item, Stepped):
                 self._step(item)
-            elif isinstance(item, Took | Retook | Filled) and self._stretch is not None:
-                self._beside(self._stretch, item)
+            elif isinstance(item, (Took, Retook)):
+                self._take(item)
+            elif isinstance(item, Filled):
+                self._publish(item)
             else:
                 self.end()
                 self._in_full(item)
@@ -46,28 +46,40 @@ class FileJudge:
 
     def _step(self, step: Stepped) -> None:
         stretch, judge = self._stretch, self.judge
-        if stretch is not None and stretch.steady and judge.found == self._found:
+        if stretch is not None and stretch.steady:
             stretch.add(self.codec.seq, step.tokens)
             self.codec.pass_over(step)
-            judge.steady(stretch)
+            judge.stepped(stretch)
             return
         self.end()
-        self._found = judge.found
+        found = judge.found
         self._in_full(step)
-        if judge.found == self._found and judge.replay.steady:
+        if judge.found == found and judge.replay.steady:
             self._stretch = Stretch(judge.replay, judge.steady_for(judge.replay.last_batch))
 
-    def _beside(self, stretch: Stretch, item: Took | Retook | Filled) -> None:
-        """A request takes a block, or publishes one."""
-        request = stretch.member(item.request)
-        holders = 1 if isinstance(item, Filled) else 0
-        if request is not None and self.judge.replay.blocks.references.get(item.block) != holders:
-            request = None  # Others of the stretch may write to this block.
-        if request is None:
+    def _take(self, item: Took | Retook) -> None:
+        """A request takes a block."""
+        stretch = self._stretch
+        if stretch is None or not stretch.may_take(item.request, item.block, evicts=isinstance(item, Retook)):
             self.end()
-        self._in_full(item)
-        if request is not None and not isinstance(item, Filled):
-            stretch.took_block(request)
+            self._in_full(item)
+        elif isinstance(item, Retook):
+            self._in_full(item)
+            stretch.took()
+        else:
+            self.codec.pass_over(item)
+            stretch.take(item.request, item.block)
+
+    def _publish(self, item: Filled) -> None:
+        """A request publishes a block."""
+        stretch, codec = self._stretch, self.codec
+        if stretch is None or not stretch.may_publish(item.request, item.block):
+            self.end()
+            self._in_full(item)
+            return
+        seq, label = codec.seq, codec.next_label
+        codec.pass_over(item)
+        self.judge.published(seq, *stretch.publish(item.request, item.block, label), label)
 
     def _in_full(self, item: Item) -> None:
         seq = self.codec.seq

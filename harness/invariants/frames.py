@@ -39,13 +39,15 @@ class StaleFrame(Invariant):
         self._last_break = seq
 
     def before_launched(self, seq: int, event: Launched) -> None:
-        self._expect_all_dropped(seq)
+        if self._to_drop:
+            self._expect_all_dropped(seq)
 
     def before_pause_effective(self, seq: int, event: PauseEffective) -> None:
         self._expect_all_dropped(seq)
 
     def before_landed(self, seq: int, event: Landed) -> None:
-        self._expect_all_dropped(seq)
+        if self._to_drop:
+            self._expect_all_dropped(seq)
         flight = self.replay.flights.get(event.step)
         if flight is None or self._last_break < flight.launched:
             return

@@ -9,8 +9,7 @@ watch every step. Its docstring is the statement that users read.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 from harness.client import ClientView
@@ -39,16 +38,17 @@ class Watcher(Generic[State]):
     def __init__(self, replay: State) -> None:
         self.replay = replay
 
-    def hooks(self, when: str) -> Iterator[tuple[type[Event], Hook]]:
-        """The methods that are called `before` or `after` an event is applied."""
-        for kind, name in _hook_names(type(self), when):
-            yield kind, getattr(self, name)
+    @property
+    def parts(self) -> Sequence[Watcher[State]]:
+        """Those with methods `before_...` and `after_...`, that are called before and after an event is applied."""
+        return (self,)
 
     def steady_for(self, requests: Sequence[Request]) -> int:
         """For how many more steps like the last one, of these requests, there is nothing for it to see (see stretch.py).
 
         In none of them a call is open, and nothing is paused or being updated. Who wants to know of each all the same
-        has a method `steady_step(stretch)`.
+        has a method `steady_step(stretch)`, and of each block that they fill `steady_publication(seq, request, index, label)`,
+        called before the step that fills it: that of the request's blocks, under a label never seen before.
         """
         return sys.maxsize
 
@@ -108,13 +108,6 @@ class Invariant(Promise[Replay]):
 
 class ClientInvariant(Promise[ClientView]):
     """Base of what the same promises mean to clients, judged on their log, with the logs of ranks if there are any."""
-
-
-@cache
-def _hook_names(cls: type[Watcher[Any]], when: str) -> tuple[tuple[type[Event], str], ...]:
-    """Found once for each class: a fuzzer watches thousands of logs a second."""
-    names = ((kind, f"{when}_{name}") for name, kind in KINDS.items())
-    return tuple((kind, name) for kind, name in names if hasattr(cls, name))
 
 
 INVARIANTS: dict[str, type[Invariant]] = {}

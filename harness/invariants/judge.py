@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any, Generic
 
 from harness.client import ClientView
 from harness.events import Entry, Event, Opened
-from harness.invariants.invariant import CLIENT_INVARIANTS, INVARIANTS, KINDS, Hook, Promise, State, Watcher
+from harness.invariants.invariant import CLIENT_INVARIANTS, INVARIANTS, Hook, Promise, State, Watcher
 from harness.operations import Operation, from_data
 from harness.replay import Replay, Request
 from harness.stretch import Stretch
@@ -26,8 +27,8 @@ class Bench(Generic[State]):
         self._opened: Opened | None = None
         self._promises = promises
         self._watching: list[Promise[State]] = []
-        self._hooks: dict[type[Event], tuple[Hook, ...]] = {}
-        self._steady_hooks: list[Callable[[Stretch], None]] = []
+        self._step_hooks: list[Callable[[Stretch], None]] = []
+        self._publication_hooks: list[Callable[[int, Request, int, int], None]] = []
         self._watch([])
 
     def feed(self, entries: Iterable[Entry]) -> list[Violation]:
@@ -78,8 +79,9 @@ class Bench(Generic[State]):
 
     def _watch(self, watching: list[Promise[State]]) -> None:
         self._watching = watching
-        self._hooks = interleave(self.replay, [*watching, *self._others])
-        self._steady_hooks = [hook for watcher in watching if (hook := getattr(watcher, "steady_step", None)) is not None]
+        self._hooks = Hooks(self.replay, [*watching, *self._others])
+        self._step_hooks = [hook for watcher in watching if (hook := getattr(watcher, "steady_step", None)) is not None]
+        self._publication_hooks = [hook for watcher in watching if (hook := getattr(watcher, "steady_publication", None)) is not None]
 
     def _judgement(self, invariant: Promise[State]) -> Judgement:
         found, more = invariant.violations, invariant.more
@@ -112,10 +114,15 @@ class Judge(Bench[Replay]):
         """For how many more steps like the last one, of these requests, nobody has anything to see."""
         return min(watcher.steady_for(requests) for watcher in (*self._watching, *self._others))
 
-    def steady(self, stretch: Stretch) -> None:
+    def stepped(self, stretch: Stretch) -> None:
         """The stretch has gone on by a step."""
-        for hook in self._steady_hooks:
+        for hook in self._step_hooks:
             hook(stretch)
+
+    def published(self, seq: int, request: Request, index: int, label: int) -> None:
+        """In a stretch, at event `seq`, a request published its block number `index`, which its next step fills."""
+        for hook in self._publication_hooks:
+            hook(seq, request, index, label)
 
 
 class ClientJudge(Bench[ClientView]):
@@ -126,17 +133,35 @@ class ClientJudge(Bench[ClientView]):
         super().__init__(view, [kind(view) for kind in CLIENT_INVARIANTS.values()])
 
 
-def interleave(replay: State, watchers: Sequence[Watcher[State]]) -> dict[type[Event], tuple[Hook, ...]]:
-    """What to call for each kind of event: the watchers' before-hooks, the reducer, their after-hooks."""
-    hooks: dict[type[Event], list[Hook]] = {kind: [] for kind in KINDS.values()}
-    for when in ("before", "after"):
-        for watcher in watchers:
-            for kind, hook in watcher.hooks(when):
-                hooks[kind].append(hook)
-        if when == "before":
-            for kind, reduce in replay.reducers.items():
-                hooks[kind].append(reduce)
-    return {kind: tuple(calls) for kind, calls in hooks.items()}
+class Hooks(dict[type[Event], tuple[Hook, ...]]):
+    """What to call for each kind of event: the watchers' before-hooks, the reducer, their after-hooks.
+
+    They are looked for when the first event of a kind comes: a fuzzer watches hundreds of logs a second, each with few kinds.
+    """
+
+    def __init__(self, replay: Replay | ClientView, watchers: Iterable[Watcher[Any]]) -> None:
+        super().__init__()
+        self._reducers = replay.reducers
+        self._watchers = [part for watcher in watchers for part in watcher.parts]
+        self._classes = tuple(map(type, self._watchers))
+
+    def __missing__(self, kind: type[Event]) -> tuple[Hook, ...]:
+        before, after = _hook_names(kind, self._classes)
+        reduce = self._reducers.get(kind)
+        calls = [getattr(self._watchers[index], name) for index, name in before]
+        calls += [] if reduce is None else [reduce]
+        self[kind] = hooks = (*calls, *[getattr(self._watchers[index], name) for index, name in after])
+        return hooks
+
+
+@cache
+def _hook_names(kind: type[Event], watchers: tuple[type[Watcher[Any]], ...]) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
+    """Which of the watchers, by place, have a method for before such an event, and for after it, and its name."""
+    before, after = (f"{when}_{kind.__struct_config__.tag}" for when in ("before", "after"))
+    return (
+        [(place, before) for place, watcher in enumerate(watchers) if hasattr(watcher, before)],
+        [(place, after) for place, watcher in enumerate(watchers) if hasattr(watcher, after)],
+    )
 
 
 def judge(entries: Iterable[Entry], ids: Iterable[str] | None = None) -> list[Judgement]:

@@ -132,14 +132,16 @@ class QuietAfterPause(Invariant):
             self._due = list(self._superseded)
 
     def before_received(self, seq: int, event: Received) -> None:
-        self._expect_superseded_returned(seq)
+        if self._due:
+            self._expect_superseded_returned(seq)
 
     def after_finished(self, seq: int, event: Finished) -> None:
         self._untold = True
 
     def before_launched(self, seq: int, event: Launched) -> None:
         replay = self.replay
-        self._expect_superseded_returned(seq)
+        if self._due:
+            self._expect_superseded_returned(seq)
         untold, self._untold = self._untold, False
         if not replay.pause_pending or self._waited_for():
             return

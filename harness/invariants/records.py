@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from harness.events import Accepted, Blocked, Finished, Landed
 from harness.invariants.invariant import Invariant, invariant
 from harness.operations import Submit
 from harness.replay import Replay, Request
+
+
+class _Asked(NamedTuple):
+    submit: Submit
+    limit: int
+    """Output tokens that the request may have."""
 
 
 @invariant("bookkeeping-shape", level=1)
@@ -18,8 +25,8 @@ class BookkeepingShape(Invariant):
 
     def __init__(self, replay: Replay) -> None:
         super().__init__(replay)
-        self._submitted: dict[Request, Submit] = {}
-        """Live and blocked requests, with what was asked for."""
+        self._asked: dict[Request, _Asked] = {}
+        """What was asked for by requests that are live or blocked."""
 
     def after_accepted(self, seq: int, event: Accepted) -> None:
         self._came(event.request)
@@ -30,34 +37,38 @@ class BookkeepingShape(Invariant):
     def _came(self, id: str) -> None:
         calls = [call.operation for call in self.replay.calls.values() if isinstance(call.operation, Submit) and call.operation.id == id]
         if calls:
-            self._submitted[self.replay.requests[id]] = calls[-1]
+            request = self.replay.requests[id]
+            self._asked[request] = _Asked(calls[-1], self._limit(request, calls[-1]))
 
     def before_landed(self, seq: int, event: Landed) -> None:
+        requests, asked = self.replay.requests, self._asked
         for id, _ in event.sampled:
-            request = self.replay.requests.get(id)
-            if request is None or request.finished is not None or request not in self._submitted:
-                continue
-            if len(request.output) < (limit := self._limit(request)):
-                continue
-            self.violated(
-                seq,
-                f"step {event.step} sampled a token beyond the limit of {id}",
-                expected=f"at most {limit} output tokens: max_tokens {self._submitted[request].max_tokens}{self._of_model(request)}",
-                got=f"token {len(request.output) + 1}",
-                once=("limit", request),
-            )
+            request = requests.get(id)
+            due = asked.get(request) if request is not None else None
+            if request is not None and due is not None and len(request.output) >= due.limit and request.finished is None:
+                self._beyond(seq, event, request, due)
+
+    def _beyond(self, seq: int, event: Landed, request: Request, asked: _Asked) -> None:
+        self.violated(
+            seq,
+            f"step {event.step} sampled a token beyond the limit of {request.id}",
+            expected=f"at most {asked.limit} output tokens: max_tokens {asked.submit.max_tokens}{self._of_model(request)}",
+            got=f"token {len(request.output) + 1}",
+            once=("limit", request),
+        )
 
     def steady_for(self, requests: Sequence[Request]) -> int:
         """Beyond its limit a request was reported."""
-        left = [self._limit(request) - len(request.output) for request in requests if request in self._submitted]
+        asked = self._asked
+        left = [asked[request].limit - len(request.output) for request in requests if request in asked]
         return min((steps for steps in left if steps >= 0), default=sys.maxsize)
 
     def before_finished(self, seq: int, event: Finished) -> None:
         request = self.replay.requests.get(event.request)
-        submit = self._submitted.get(request) if request is not None else None
-        if request is None or request.finished is not None or submit is None:
+        asked = self._asked.get(request) if request is not None else None
+        if request is None or request.finished is not None or asked is None:
             return
-        output, limit = len(request.output), self._limit(request)
+        output, (submit, limit) = len(request.output), asked
         if event.reason == "length" and output != limit:
             self._wrong_end(seq, event, f"{limit} output tokens: max_tokens {submit.max_tokens}{self._of_model(request)}", f"{output}")
         elif event.reason == "stop" and (submit.ignore_eos or not request.output or request.output[-1] not in self._eos):
@@ -75,7 +86,7 @@ class BookkeepingShape(Invariant):
     def after_finished(self, seq: int, event: Finished) -> None:
         request = self.replay.requests.get(event.request)
         if request is not None:
-            self._submitted.pop(request, None)
+            self._asked.pop(request, None)
 
     def _wrong_end(self, seq: int, event: Finished, expected: str, got: str) -> None:
         self.violated(seq, f"{event.request} ended by `{event.reason}` where that is not so", expected=expected, got=got)
@@ -84,9 +95,8 @@ class BookkeepingShape(Invariant):
     def _eos(self) -> tuple[int, ...]:
         return self.replay.opened.eos_token_ids if self.replay.opened else ()
 
-    def _limit(self, request: Request) -> int:
-        """Output tokens that the request may have."""
-        most, longest = self._submitted[request].max_tokens, self._max_model_len
+    def _limit(self, request: Request, submit: Submit) -> int:
+        most, longest = submit.max_tokens, self._max_model_len
         return most if longest is None or request.prompt is None else min(most, longest - len(request.prompt))
 
     def _of_model(self, request: Request) -> str:

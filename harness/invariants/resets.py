@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.events import Allocated, Cleared, Hit, Loaded, Offloaded, PauseEffective, Returned, Stored
+from harness.events import Allocated, Cleared, Hit, Loaded, PauseEffective, Returned
 from harness.invariants.invariant import Invariant, invariant, listed
 from harness.replay import NEVER, Replay
 
@@ -15,10 +15,6 @@ class ResetTruth(Invariant):
     def __init__(self, replay: Replay) -> None:
         super().__init__(replay)
         self._cleared = NEVER
-        self._forgotten: set[int] = set()
-        """Blocks whose digest the last reset was to forget, and that were not published since, ..."""
-        self._forgotten_slots: set[int] = set()
-        """... and slots of the host tier whose copy it was to forget, and that were not used since."""
         self._host_is_due = NEVER
         """Number of the last reset of the device, until the host was reset too."""
 
@@ -39,12 +35,10 @@ class ResetTruth(Invariant):
                 expected="no block held and no digest left",
                 got=f"blocks {listed(held)} held" if held else "the engine says itself that it is not",
             )
-        self._forgotten |= blocks.labels.keys()
         self._cleared = seq
 
     def _clear_host(self, seq: int, event: Cleared) -> None:
         self._host_is_due = NEVER
-        self._forgotten_slots.update(self.replay.blocks.host)
         self._cleared = seq
         if not event.empty:
             self.violated(
@@ -86,17 +80,12 @@ class ResetTruth(Invariant):
             cause=[(replay.last_effective, "pause effective")] if paused else [],
         )
 
-    def before_stored(self, seq: int, event: Stored) -> None:
-        self._forgotten.difference_update(block for block, _ in event.blocks)
-
     def before_hit(self, seq: int, event: Hit) -> None:
-        self._check_gone(seq, event.blocks, f"{event.request} hit")
-
-    def before_offloaded(self, seq: int, event: Offloaded) -> None:
-        self._forgotten_slots.difference_update(slot for _, slot in event.blocks)
+        self._check_gone(seq, event.request, "hit", event.blocks)
 
     def before_loaded(self, seq: int, event: Loaded) -> None:
-        if left := [slot for slot, _ in event.blocks if slot in self._forgotten_slots]:
+        forgotten = self.replay.blocks.forgotten_slots
+        if forgotten and (left := [slot for slot, _ in event.blocks if slot in forgotten]):
             self.violated(
                 seq,
                 f"{event.request} loaded slot {left[0]}, whose copy a reset had reported gone",
@@ -107,14 +96,14 @@ class ResetTruth(Invariant):
             )
 
     def before_allocated(self, seq: int, event: Allocated) -> None:
-        self._check_gone(seq, event.evicted, f"{event.request} evicted")
-        self._forgotten.difference_update(event.blocks)
+        self._check_gone(seq, event.request, "evicted", event.evicted)
 
-    def _check_gone(self, seq: int, blocks: tuple[int, ...], what: str) -> None:
-        if left := [block for block in blocks if block in self._forgotten]:
+    def _check_gone(self, seq: int, id: str, what: str, blocks: tuple[int, ...]) -> None:
+        forgotten = self.replay.blocks.forgotten
+        if forgotten and (left := [block for block in blocks if block in forgotten]):
             self.violated(
                 seq,
-                f"{what} block {left[0]}, whose digest a reset had reported gone",
+                f"{id} {what} block {left[0]}, whose digest a reset had reported gone",
                 expected="no digest that is older than the reset",
                 got=f"blocks {listed(left)} still have theirs",
                 cause=[(self._cleared, "cleared, success reported")],

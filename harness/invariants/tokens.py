@@ -94,7 +94,7 @@ class TokenConservation(Invariant):
                 continue
             # The replay takes in the whole event at once: outputs of one request before this one are not in `delivered` yet.
             at = len(request.delivered) + given.get(id, 0)
-            if first != at or request.end_delivered != NEVER or request.output[first : first + len(tokens)] != list(tokens):
+            if first != at or request.end_delivered != NEVER or request.output[first : first + len(tokens)] != [*tokens]:
                 self._wrong_tokens(seq, output, request, at)
             if reason is not None:
                 self._check_end(seq, output, request, at + len(tokens))

@@ -20,7 +20,21 @@ class Blocks:
     """The KV pool: who holds which block, which can be hit, in what order they will be taken, what is written in them; and
     the copies of evicted blocks in the host tier, if there is one."""
 
-    __slots__ = ("count", "evicted", "free", "groups", "host", "host_count", "labels", "owners", "references", "size", "written")
+    __slots__ = (
+        "count",
+        "evicted",
+        "forgotten",
+        "forgotten_slots",
+        "free",
+        "groups",
+        "host",
+        "host_count",
+        "labels",
+        "owners",
+        "references",
+        "size",
+        "written",
+    )
 
     def __init__(self, count: int, size: int, host_count: int = 0) -> None:
         self.count = count
@@ -41,6 +55,10 @@ class Blocks:
         """Blocks of each label, in order of registration."""
         self.written: dict[int, list[int]] = {}
         """For each slot of a block, the number of the `launched` that wrote it since the block was allocated, or NEVER."""
+        self.forgotten: set[int] = set()
+        """Blocks whose digest a reset was to forget, and that were neither allocated nor published since, ..."""
+        self.forgotten_slots: set[int] = set()
+        """... and slots of the host tier whose copy it was to forget, and that were not used since."""
 
     def take(self, request: Request, blocks: tuple[int, ...], evicted: tuple[int, ...]) -> None:
         if self.host_count:
@@ -53,6 +71,7 @@ class Blocks:
             self.references[block] = self.references.get(block, 0) + 1
             self.owners[block] = request
             self.written[block] = [NEVER] * self.size
+            self.forgotten.discard(block)
         request.blocks += blocks
 
     def claim(self, request: Request, blocks: tuple[int, ...]) -> None:
@@ -65,6 +84,7 @@ class Blocks:
     def offload(self, pairs: tuple[tuple[int, int], ...]) -> None:
         for block, slot in pairs:
             self.host.pop(slot, None)
+            self.forgotten_slots.discard(slot)
             if block in self.evicted:
                 self.host[slot] = self.evicted[block]
 
@@ -80,6 +100,7 @@ class Blocks:
             self._unlabel(block)
             self.labels[block] = label
             self.groups.setdefault(label, {})[block] = None
+            self.forgotten.discard(block)
 
     def release(self, request: Request, head: tuple[int, ...], tail: tuple[int, ...]) -> None:
         for block in request.blocks:
@@ -94,10 +115,12 @@ class Blocks:
             self.free.move_to_end(block)
 
     def forget_labels(self) -> None:
+        self.forgotten |= self.labels.keys()
         self.labels.clear()
         self.groups.clear()
 
     def forget_copies(self) -> None:
+        self.forgotten_slots |= self.host.keys()
         self.host.clear()
 
     def write(self, request: Request, first: int, count: int, seq: int) -> None:
@@ -107,15 +130,16 @@ class Blocks:
         if request.oldest_write == NEVER:
             request.oldest_write = seq
         table, size = request.blocks, self.size
+        if count == 1:  # as nearly every row of a decode
+            index, offset = divmod(first, size)
+            if index < len(table):
+                self._slots(table[index])[offset] = seq
+            return
         position, end = first, min(first + count, len(table) * size)
         while position < end:
             index, offset = divmod(position, size)
             length = min(size - offset, end - position)
-            slots = self.written.setdefault(table[index], [NEVER] * size)
-            if length == 1:
-                slots[offset] = seq
-            else:
-                slots[offset : offset + length] = [seq] * length
+            self._slots(table[index])[offset : offset + length] = [seq] * length
             position += length
 
     def write_each(self, request: Request, first: int, launches: list[int]) -> None:
@@ -123,10 +147,17 @@ class Blocks:
         table, size, done = request.blocks, self.size, 0
         while done < len(launches) and (position := first + done) < len(table) * size:
             index, offset = divmod(position, size)
-            slots = self.written.setdefault(table[index], [NEVER] * size)
+            slots = self._slots(table[index])
             written = launches[done : done + size - offset]
             slots[offset : offset + len(written)] = written
             done += len(written)
+
+    def _slots(self, block: int) -> list[int]:
+        """What is written in a block, to be changed; one that was never allocated has nothing in it."""
+        slots = self.written.get(block)
+        if slots is None:
+            slots = self.written[block] = [NEVER] * self.size
+        return slots
 
     def _attend(self, request: Request) -> None:
         for index, block in enumerate(request.hits):

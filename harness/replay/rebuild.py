@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
+from types import MethodType
 from typing import Any
 
 from harness.events import (
@@ -123,52 +124,18 @@ class Replay:
         self._update_op = NEVER
         self._received: Call | None = None
         self._submitting: dict[str, Submit] = {}
-        self.reducers: dict[type[Event], Callable[[int, Any], None]] = {
-            Opened: self._opened,
-            Closed: self._closed,
-            Called: self._called,
-            Received: self._took_up,
-            Returned: self._returned,
-            Accepted: self._accepted,
-            Blocked: self._blocked,
-            Admitted: self._admitted,
-            Preempted: self._preempted,
-            Finished: self._finished,
-            Delivered: self._delivered,
-            Launched: self._launched,
-            Landed: self._landed,
-            Dropped: self._dropped,
-            StepFailed: self._step_failed,
-            Hit: self._hit,
-            Allocated: self._allocated,
-            Stored: self._stored,
-            Freed: self._freed,
-            Offloaded: self._offloaded,
-            Loaded: self._loaded,
-            Cleared: self._cleared,
-            PausePending: self._pause_pending,
-            PauseEffective: self._pause_effective,
-            Resumed: self._resumed,
-            Asleep: self._fell_asleep,
-            Awake: self._woke,
-            UpdateStarted: self._update_started,
-            PartReceived: self._part_received,
-            UpdateFailed: self._update_failed,
-            Committed: self._committed,
-            Relabelled: self._relabelled,
-            Reference: self._check,
-            Differed: self._check,
-            Asked: self._outside,
-            Heard: self._outside,
-            Answered: self._outside,
-        }
-        """How each kind of event changes the state: called with its number and the event."""
+
+    @property
+    def reducers(self) -> dict[type[Event], Callable[[int, Any], None]]:
+        """How each kind of event changes the state: called with its number and the event. They are not kept here, for a replay
+        without cycles is gone as soon as nobody needs it."""
+        return {kind: MethodType(reduce, self) for kind, reduce in _REDUCERS.items()}
 
     def apply(self, entry: Entry) -> None:
         """Move on by one event. Every event is accepted, in any order."""
         self.seq = entry.seq
-        if (reduce := self.reducers.get(type(entry.event))) is not None:
-            reduce(entry.seq, entry.event)
+        if (reduce := _REDUCERS.get(type(entry.event))) is not None:
+            reduce(self, entry.seq, entry.event)
 
     @property
     def level(self) -> int | None:
@@ -491,6 +458,47 @@ class Replay:
 
     def _outside(self, seq: int, event: Asked | Heard | Answered) -> None:
         """What clients saw is no part of the engine's state."""
+
+
+_REDUCERS: dict[type[Event], Callable[[Replay, int, Any], None]] = {
+    Opened: Replay._opened,
+    Closed: Replay._closed,
+    Called: Replay._called,
+    Received: Replay._took_up,
+    Returned: Replay._returned,
+    Accepted: Replay._accepted,
+    Blocked: Replay._blocked,
+    Admitted: Replay._admitted,
+    Preempted: Replay._preempted,
+    Finished: Replay._finished,
+    Delivered: Replay._delivered,
+    Launched: Replay._launched,
+    Landed: Replay._landed,
+    Dropped: Replay._dropped,
+    StepFailed: Replay._step_failed,
+    Hit: Replay._hit,
+    Allocated: Replay._allocated,
+    Stored: Replay._stored,
+    Freed: Replay._freed,
+    Offloaded: Replay._offloaded,
+    Loaded: Replay._loaded,
+    Cleared: Replay._cleared,
+    PausePending: Replay._pause_pending,
+    PauseEffective: Replay._pause_effective,
+    Resumed: Replay._resumed,
+    Asleep: Replay._fell_asleep,
+    Awake: Replay._woke,
+    UpdateStarted: Replay._update_started,
+    PartReceived: Replay._part_received,
+    UpdateFailed: Replay._update_failed,
+    Committed: Replay._committed,
+    Relabelled: Replay._relabelled,
+    Reference: Replay._check,
+    Differed: Replay._check,
+    Asked: Replay._outside,
+    Heard: Replay._outside,
+    Answered: Replay._outside,
+}
 
 
 def _visible(request: Request) -> RequestState:

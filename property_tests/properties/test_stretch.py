@@ -127,6 +127,26 @@ def _last_step(replay: Replay) -> object:
     return flight and (replay.last_launched, flight.launched, flight.step, flight.batch, flight.samplers, flight.weights)
 
 
+def test_steps_that_take_and_fill_blocks_are_taken_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a pool that is full of cached blocks, too: of some hundred steps few are judged event by event."""
+    shape = EngineShape(block_size=4, num_blocks=40, max_model_len=160, max_num_seqs=4, max_num_batched_tokens=64)
+    operations = [Submit(id=f"r{i}", prompt=Prompt(tokens=5 + i % 3, seed=i), max_tokens=40) for i in range(12)]
+    outcome = run_case(Case(engine=shape, operations=tuple(operations)), SimBackend())
+    path = joined(tmp_path, [entry.event for entry in outcome.entries])
+    launched = sum(isinstance(entry.event, Launched) for entry in outcome.entries)
+    in_full: list[int] = []
+    apply = Judge.apply
+
+    def counting(judge: Judge, seq: int, event: Event) -> None:
+        in_full.append(isinstance(event, Launched))
+        apply(judge, seq, event)
+
+    monkeypatch.setattr(Judge, "apply", counting)
+    judge_file(path, Judge())
+    assert any(isinstance(entry.event, Allocated) and entry.event.evicted for entry in outcome.entries)
+    assert sum(in_full) < launched / 5, f"{sum(in_full)} of {launched} steps one by one"
+
+
 @given(seed=st.integers(0, 2**32))
 def test_a_right_log(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
     _the_same(joined(tmp_path_factory.mktemp("log"), decoding(seed)))
