@@ -249,7 +249,7 @@ class Ground:
         closed = outcome.entries[-1].event
         crashed = isinstance(closed, Closed) and closed.cut_short
         findings = [one for one in outcome.findings if one.id != ENDS and not (crashed and one.detail and one.id == API_TRUTH)]
-        found = {one.id: (one.operations, one.sentence) for one in findings}
+        found = {one.id: (one.operations, one.sentence) for one in reversed(findings)}
         if self._numbers and not crashed:
             found |= _golden(outcome, self._backend)
         return Shown(outcome.case, outcome.operations, found)

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import BadInput
-from harness.fuzz.case import API_TRUTH, Case, Finding
-from harness.fuzz.hunt import Failed, Tally
-from harness.fuzz.known import Known, Signature
+from harness.fuzz.case import API_TRUTH, Case, Finding, Signature
+from harness.fuzz.hunt import Failed, Tally, primary
+from harness.fuzz.known import Known
 from harness.fuzz.ledger import Ledger, Plan, read_ledger
 from harness.fuzz.team import Died, Hung, Team, Worker
 from harness.fuzz.worker import Grown, Hunt, Hunted, Recall, Recalled, Refusal, Shrink, Shrunk, Task
@@ -42,6 +42,9 @@ class Failure:
 
     signature: Signature
     first: Failed
+    """The first case."""
+    shown: Finding
+    """What that one showed."""
     count: int = 0
     known: str | None = None
     """Where it is written down as known; None: it is new."""
@@ -80,7 +83,7 @@ class Campaign:
         jobs: how many of them.
         seconds: stop after this time; None: when the plan's cases are done.
         known: failures that are counted and not reported.
-        regressions: scenario files; what they show on this engine is known, too.
+        files: scenarios; what they show on this engine is known, too, and named after the last that shows it.
         progress: called several times a second with the sum so far and the number of ways to fail.
     """
 
@@ -93,7 +96,7 @@ class Campaign:
         jobs: int = 1,
         seconds: float | None = None,
         known: Sequence[Known] = (),
-        regressions: Sequence[Path] = (),
+        files: Sequence[Path] = (),
         progress: Callable[[Tally, int], object] = lambda tally, ways: None,
     ) -> None:
         self.plan = plan
@@ -102,10 +105,14 @@ class Campaign:
         self._jobs = jobs
         self._seconds = seconds
         self._known = {one.signature: one.source for one in known}
-        self._recalls = [Recall(tuple(str(file.resolve()) for file in regressions))] if regressions else []
+        self._untouched: list[Task] = [Recall(tuple(map(str, files)))] if files else []
+        """What comes before all else: the recall, and what a worker left undone that took no more."""
+        self._recalling = bool(files)
+        """What the files show is not known yet."""
         self._progress = progress
         self._tally = Tally()
         self._failures: dict[Signature, Failure] = {}
+        self._uncounted: list[Failed] = []
         self._to_shrink: deque[Failure] = deque()
         self._again: deque[range] = deque()
         self._next = plan.seed
@@ -137,6 +144,7 @@ class Campaign:
                 worker.end()
             self._team.close()
             self._ledger.close()
+        self._recalled()
         failures = self._merged()
         seconds = time.monotonic() - began
         return Result(
@@ -152,8 +160,8 @@ class Campaign:
         except BadInput:
             return
         self._tally, self._done = past.tally, past.done
-        for failed in past.failed:
-            self._count(failed)
+        self._uncounted += past.failed
+        self._count()
 
     def _work(self, until: float | None) -> None:
         deadline = None
@@ -184,11 +192,11 @@ class Campaign:
             idle.give(task)
 
     def _task(self, *, hunting: bool) -> Task | None:
-        if self._recalls:
-            return self._recalls.pop()
+        if self._untouched:
+            return self._untouched.pop()
         if self._to_shrink:
             failure = self._to_shrink.popleft()
-            return Shrink(failure.first.seed, failure.first.finding.id)
+            return Shrink(failure.first.seed, failure.shown.id, frozenset(self._known))
         return self._slice() if hunting else None
 
     def _slice(self) -> Hunt | None:
@@ -218,10 +226,11 @@ class Campaign:
                 case Shrunk():
                     self._shrunk(word)
                 case Recalled(known=known):
-                    self._known |= {one.signature: one.source for one in known}
+                    self._recalled(known)
                 case Grown(megabytes=megabytes):
                     self._leaks.append(megabytes)
                     self._dismiss(worker)
+                    self._give_back(task)
                 case Refusal(message=message):
                     raise CampaignError(message)
                 case Died():
@@ -235,20 +244,33 @@ class Campaign:
         self._ledger.hunted(report.first, report.count, report.tally, report.failed)
         self._tally.merge(report.tally)
         self._done.update(range(report.first, report.first + report.count))
-        for failed in report.failed:
-            self._count(failed)
+        self._uncounted += report.failed
+        self._count()
         if isinstance(task, Hunt) and report.count < task.count:
             self._again.append(range(report.first + report.count, task.first + task.count))
 
-    def _count(self, failed: Failed) -> None:
-        signature = Signature.of(failed.finding)
-        failure = self._failures.get(signature)
-        if failure is None:
-            failure = Failure(signature=signature, first=failed, known=self._known.get(signature))
+    def _recalled(self, known: Sequence[Known] = ()) -> None:
+        """All is known that will be."""
+        self._known |= {one.signature: one.source for one in known}
+        self._recalling = False
+        self._count()
+
+    def _count(self) -> None:
+        """Each case under what it is reported as, and under all that it shows of what is known; once that is known."""
+        while self._uncounted and not self._recalling:
+            failed = self._uncounted.pop(0)
+            shown = {Signature.of(finding): finding for finding in reversed(failed.findings)}
+            reported = Signature.of(primary(failed.findings, self._known))
+            for signature in (reported, *(self._known.keys() & shown.keys() - {reported})):
+                self._failure(signature, failed, shown[signature]).count += 1
+
+    def _failure(self, signature: Signature, failed: Failed, shown: Finding) -> Failure:
+        if signature not in self._failures:
+            failure = Failure(signature=signature, first=failed, shown=shown, known=self._known.get(signature))
             self._failures[signature] = failure
             if failure.known is None:
                 self._to_shrink.append(failure)
-        failure.count += 1
+        return self._failures[signature]
 
     def _shrunk(self, report: Shrunk) -> None:
         for failure in self._failures.values():
@@ -272,6 +294,8 @@ class Campaign:
 
     def _again_without(self, seed: int | None, task: Task | None, sentence: str, stack: str = "") -> None:
         """Run a lost slice again, less the seed that took the worker down, which is a finding. A lost shrinking stays lost."""
+        if isinstance(task, Recall):
+            self._recalled()
         if not isinstance(task, Hunt):
             return
         end = task.first + task.count
@@ -279,10 +303,17 @@ class Campaign:
             self._again.append(range(task.first, end))
             return
         finding = Finding(id=API_TRUTH, operations=0, seq=0, sentence=sentence, detail=stack)
-        lost = Hunted(seed, 1, Tally(cases=1), (Failed(seed=seed, finding=finding, also=()),))
+        lost = Hunted(seed, 1, Tally(cases=1), (Failed(seed=seed, findings=(finding,)),))
         self._hunted(lost, None)
         self._to_shrink = deque(one for one in self._to_shrink if one.first.seed != seed)
         self._again += [part for part in (range(task.first, seed), range(seed + 1, end)) if len(part)]
+
+    def _give_back(self, task: Task | None) -> None:
+        """What a worker was given that had just stopped taking any; nobody has begun with it."""
+        if isinstance(task, Hunt):
+            self._again.append(range(task.first, task.first + task.count))
+        elif task is not None:
+            self._untouched.append(task)
 
     def _dismiss(self, worker: Worker) -> None:
         worker.end()

@@ -6,12 +6,13 @@ a case that fails is a scenario file that fails; and it is quick, because findin
 
 from __future__ import annotations
 
+import re
 import traceback
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from harness.backends import Backend, LiveBackend, opened_event
 from harness.conformance import Explainer
@@ -100,6 +101,23 @@ class Finding:
     """Where an engine died or hung: its stack."""
 
 
+class Signature(NamedTuple):
+    """What tells one failure from another."""
+
+    id: str
+    words: str
+    """The sentence of the finding, every name of a request or a version and every number replaced."""
+
+    @classmethod
+    def of(cls, finding: Finding) -> Signature:
+        return cls.worded(finding.id, finding.sentence)
+
+    @classmethod
+    def worded(cls, id: str, sentence: str) -> Signature:
+        words = re.sub(r"(?<![\w.])\d+(?![\w.])", "N", sentence)
+        return cls(id, re.sub(r"\bv\d+\b", "V", re.sub(r"\br\d+\b", "R", words)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """What became of a case."""
@@ -107,7 +125,7 @@ class Outcome:
     case: Case
     """As it was carried out: what brought it to its end is among the operations."""
     findings: tuple[Finding, ...]
-    """One for each id, in the order in which they showed; empty if the case is clean."""
+    """One for each signature, in the order in which they showed; empty if the case is clean."""
     operations: int
     """Operations and steps carried out."""
     ended: str
@@ -119,8 +137,9 @@ class Outcome:
     def clean(self) -> bool:
         return not self.findings
 
-    def finding(self, id: str) -> Finding | None:
-        return next((finding for finding in self.findings if finding.id == id), None)
+    def finding(self, id: str, known: Container[Signature] = ()) -> Finding | None:
+        """The first of that id that is not among the known ones."""
+        return next((finding for finding in self.findings if finding.id == id and Signature.of(finding) not in known), None)
 
 
 def run_case(
@@ -186,7 +205,7 @@ class _Run:
         self._failed = False
         """A forward pass broke: the engine is not asked for more."""
         self._ended = ""
-        self._findings: list[Finding] = []
+        self._findings: dict[Signature, Finding] = {}
 
     def start(self) -> None:
         info = self.backend.start(self._case.engine)
@@ -202,8 +221,7 @@ class _Run:
             self._step()
         self._close("failed" if self._failed else self._why_idle())
         if drain and self._ended != "drained":
-            sentence = f"the run ended {self._ended}, although everything was done to bring the engine back and resume it"
-            self._find(ENDS, len(self._log) - 1, sentence)
+            self._find(ENDS, len(self._log) - 1, not_drained(self._ended, self._log))
 
     def _owed(self) -> Iterator[Submit]:
         """What a case that was cut short must hand in after all to be a scenario: requests that it aborts and did not submit."""
@@ -222,11 +240,11 @@ class _Run:
         judge = Judge(decode=lambda data: self._decoded[id(data)])
         judge.feed(self._log)
         for judgement in judge.finish():
-            if judgement.violations:
-                self._find(judgement.invariant, judgement.violations[0].seq, judgement.violations[0].sentence)
+            for violation in judgement.violations:
+                self._find(judgement.invariant, violation.seq, violation.sentence)
         return Outcome(
             case=replace(self._case, operations=(*self._performed, *self._owed())),
-            findings=tuple(sorted(self._findings, key=lambda finding: finding.seq)),
+            findings=tuple(sorted(self._findings.values(), key=lambda finding: finding.seq)),
             operations=len(self._begins),
             ended=self._ended,
             entries=self._log,
@@ -314,11 +332,10 @@ class _Run:
             self._find(CONFORMANCE, mismatch.seq, mismatch.sentence, f"expected {mismatch.expected}\ngot {mismatch.got}")
 
     def _find(self, id: str, seq: int, sentence: str, detail: str = "", operations: int | None = None) -> None:
-        if any(finding.id == id for finding in self._findings):
-            return
         if operations is None:
             operations = bisect_right(self._begins, seq)
-        self._findings.append(Finding(id=id, operations=operations, seq=seq, sentence=sentence, detail=detail))
+        finding = Finding(id=id, operations=operations, seq=seq, sentence=sentence, detail=detail)
+        self._findings.setdefault(Signature.of(finding), finding)
 
     def _asleep(self) -> bool:
         return self._ask("state", self.backend.state).sleep_level is not None
@@ -338,6 +355,12 @@ class _Run:
         if not (state.running or state.waiting or state.blocked):
             return "drained"
         return "paused" if state.pause_mode is not None else "stalled"
+
+
+def not_drained(ended: str, entries: Sequence[Entry]) -> str:
+    """What is wrong with a run that ended so; of one in which a forward pass broke, with the reason that the engine gave."""
+    broke = next((f" ({entry.event.why})" for entry in reversed(entries) if isinstance(entry.event, StepFailed)), "")
+    return f"the run ended {ended}{broke}, although everything was done to bring the engine back and resume it"
 
 
 def back_into_service(refused: Callable[[], str | None], *, asleep: Callable[[], bool]) -> Iterator[Operation]:

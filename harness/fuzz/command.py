@@ -27,6 +27,9 @@ from harness.trial import EXIT_CODES, Status
 
 CORPUS = "corpus.yaml"
 REGRESSIONS = Path("scenarios/regressions")
+DIFFERENCES = Path("scenarios/differences")
+"""What vLLM is known to do otherwise (docs/vllm.md)."""
+VLLM = ("vllm", "vllm-scheduler")
 DEFAULT_S = 60.0
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
@@ -59,7 +62,6 @@ def fuzz(asked: Asked) -> int:
     if seconds is None and plan.cases is None:
         seconds = DEFAULT_S
     known = read_corpus(asked.corpus) if asked.corpus is not None else []
-    regressions = [file for file in sorted(REGRESSIONS.glob("*.yaml")) if REGRESSIONS.is_dir()]
     settings = Settings(overrides=plan.overrides)
     with _progress(plan) as progress:
         campaign = Campaign(
@@ -69,13 +71,18 @@ def fuzz(asked: Asked) -> int:
             jobs=asked.jobs,
             seconds=seconds,
             known=known,
-            regressions=regressions,
+            files=[file.resolve() for folder in _written_down(plan.engine) for file in sorted(folder.glob("*.yaml"))],
             progress=progress,
         )
         result = campaign.run()
     _leave(result, plan, folder, asked, known)
     status: Status = summary.verdict(result)  # type: ignore[assignment]
     return INTERRUPTED if result.interrupted and not result.new else EXIT_CODES[status]
+
+
+def _written_down(engine: str) -> tuple[Path, ...]:
+    """Folders of scenarios that show what is known of an engine."""
+    return (REGRESSIONS, DIFFERENCES) if engine in VLLM else (REGRESSIONS,)
 
 
 def _team(plan: Plan, settings: Settings, folder: RunFolder, ray: str | None) -> Team[Any]:
@@ -151,7 +158,7 @@ def _test_cases(result: Result, plan: Plan, paths: Mapping[int, Path]) -> list[T
     clean = TestCase(name=f"{result.tally.cases - failed} cases from seed {plan.seed}", seconds=result.seconds)
     tests = [clean]
     for index, failure in enumerate(result.new):
-        finding = failure.finding or failure.first.finding
+        finding = failure.finding or failure.shown
         where = f"\n{summary.again(finding.id, plan.engine, paths[index])}" if index in paths else ""
         tests.append(TestCase(name=f"{finding.id}, seed {failure.first.seed}", failure=f"{finding.sentence}{where}\n{finding.detail}"))
     return tests

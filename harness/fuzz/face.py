@@ -60,7 +60,7 @@ def hunt(engine: AnyEngine, *, cases: int = 200, seed: int = 0) -> int:
     for _, outcome in hunt_seeds(backend, range(seed, seed + cases), Settings()):
         operations += outcome.operations
         if not outcome.clean:
-            finding = primary(outcome)
+            finding = primary(outcome.findings)
             small = shrink(outcome, finding.id, backend, hang_s=HANG_S)
             raise Found(small, small.finding(finding.id) or finding)
     return operations

@@ -159,13 +159,13 @@ class _Writer:
 
     def abort(self) -> None:
         ids = tuple(dict.fromkeys(one_of(self._draws, HANDLES) for _ in range(between(self._draws, 1, 3))))
-        self.operations.append(Abort(ids=ids))
+        self._ask(Abort, ids=ids)
 
     def abort_all(self) -> None:
         self.operations.append(_ABORT_ALL)
 
     def pause(self) -> None:
-        self.operations.append(_pause(one_of(self._draws, MODES), once_in(self._draws, 2)))
+        self._ask(Pause, mode=one_of(self._draws, MODES), clear_cache=once_in(self._draws, 2))
 
     def resume(self) -> None:
         self.operations.append(_RESUME)
@@ -178,26 +178,26 @@ class _Writer:
 
     def relabel(self) -> None:
         allow = once_in(self._draws, RARELY)
-        self.operations.append(UpdateWeightVersion(version=one_of(self._draws, VERSIONS), allow_unpaused=allow))
+        self._ask(UpdateWeightVersion, version=one_of(self._draws, VERSIONS), allow_unpaused=allow)
 
     def start(self) -> None:
         allow, fails = once_in(self._draws, RARELY), once_in(self._draws, RARELY)
-        self.operations.append(StartWeightUpdate(allow_unpaused=allow, fails=fails))
+        self._ask(StartWeightUpdate, allow_unpaused=allow, fails=fails)
 
     def part(self) -> None:
         of = between(self._draws, 1, MOST_PARTS)
         self._part(self._source(), between(self._draws, 1, of), of)
 
     def finish(self) -> None:
-        self.operations.append(FinishWeightUpdate(version=self._version(), fails=once_in(self._draws, RARELY)))
+        self._ask(FinishWeightUpdate, version=self._version(), fails=once_in(self._draws, RARELY))
 
     def swap(self) -> None:
         source = self._source()
-        self.operations.append(SwapWeights(source=source, version=self._version(), fails=once_in(self._draws, RARELY)))
+        self._ask(SwapWeights, source=source, version=self._version(), fails=once_in(self._draws, RARELY))
 
     def sleep(self) -> None:
         draws = self._draws
-        self.operations.append(_sleep(one_of(draws, LEVELS), one_of(draws, (None, None, *get_args(Mode)))))
+        self._ask(Sleep, level=one_of(draws, LEVELS), mode=one_of(draws, (None, None, *get_args(Mode))))
 
     def wake_up(self) -> None:
         self.operations.append(_WAKE_UPS[one_of(self._draws, TAGS)])
@@ -243,7 +243,8 @@ class _Writer:
         for _ in range(between(self._draws, 2, 3)):
             self.steps()
             # The step lets a pause take effect over one that is in flight.
-            self.operations += [_pause("keep", once_in(self._draws, 4)), _STEP]
+            self._ask(Pause, mode="keep", clear_cache=once_in(self._draws, 4))
+            self.operations.append(_STEP)
             self.swap()
             self.operations.append(_RESUME)
         self.steps()
@@ -267,6 +268,9 @@ class _Writer:
 
     # Their parts.
 
+    def _ask(self, verb: type[Operation], **fields: Any) -> None:
+        self.operations.append(_operation(verb, **fields))
+
     def _source(self) -> WeightSource:
         """Now and then one of its tensors is bad: the first of a part, or one that others come before."""
         source = one_of(self._draws, SOURCES)
@@ -275,7 +279,7 @@ class _Writer:
         return source.model_copy(update={"spoil": Spoil(tensor=2 * self._draws.below(2), how=one_of(self._draws, HOWS))})
 
     def _part(self, source: WeightSource, part: int, of: int) -> None:
-        self.operations.append(UpdateWeights(source=source, part=part, of=of, fails=once_in(self._draws, RARELY)))
+        self._ask(UpdateWeights, source=source, part=part, of=of, fails=once_in(self._draws, RARELY))
 
     def _version(self) -> str | None:
         return one_of(self._draws, (None, *VERSIONS))
@@ -336,13 +340,9 @@ def _prompt(tokens: int, seed: int, prefix: tuple[int, int] | None) -> Prompt:
 
 
 @cache
-def _pause(mode: Mode, clear_cache: bool) -> Pause:
-    return Pause(mode=mode, clear_cache=clear_cache)
-
-
-@cache
-def _sleep(level: Level, mode: Mode | None) -> Sleep:
-    return Sleep(level=level, mode=mode)
+def _operation(verb: type[Operation], **fields: Any) -> Operation:
+    """Equal ones are one object; there are about a thousand."""
+    return verb(**fields)
 
 
 _STEP = Step()

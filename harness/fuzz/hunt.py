@@ -5,14 +5,14 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from harness.backends import Backend, LiveBackend
 from harness.events import Returned
-from harness.fuzz.case import CONFORMANCE, Finding, Outcome, run_case
+from harness.fuzz.case import CONFORMANCE, Finding, Outcome, Signature, run_case
 from harness.fuzz.generate import case_of
 
 HANG_S = 60.0
@@ -37,10 +37,8 @@ class Failed:
     """A case that failed."""
 
     seed: int
-    finding: Finding
-    """The first one that an invariant made; else the first."""
-    also: tuple[str, ...]
-    """Ids of the other findings."""
+    findings: tuple[Finding, ...]
+    """In the order in which they showed."""
 
 
 @dataclass(kw_only=True)
@@ -80,10 +78,10 @@ def _kinds(outcome: Outcome) -> set[str]:
     return names | refusals
 
 
-def primary(outcome: Outcome) -> Finding:
-    """What a failing case is reported as: an invariant says more than a difference from the model."""
-    named = [finding for finding in outcome.findings if finding.id != CONFORMANCE]
-    return (named or outcome.findings)[0]
+def primary(findings: Sequence[Finding], known: Container[Signature] = ()) -> Finding:
+    """What a failing case is reported as: the first finding, but a new one before a known one, and then an invariant's, which says
+    more than a difference from the model."""
+    return min(findings, key=lambda finding: (Signature.of(finding) in known, finding.id == CONFORMANCE))
 
 
 def hunt(

@@ -1,12 +1,11 @@
 """Recognises failures that are known: they are counted, and not reported again.
 
-Two failures are one if they have the same id and say the same thing, numbers and the names of requests aside. What is known
-comes from a corpus file, which campaigns add to, and from the regression scenarios that fail on the engine at hand.
+Two failures are one if they have the same signature. What is known comes from a corpus file, which campaigns add to, and from
+the scenario files that fail on the engine at hand: the regressions and, of vLLM, the differences.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,25 +13,13 @@ from typing import Any, NamedTuple
 import yaml
 
 from harness.errors import BadInput
-from harness.fuzz.case import Finding
+from harness.fuzz.case import Signature
 
 SCHEMA = 1
 
 
 class CorpusError(BadInput):
     """The file of known failures cannot be read or written."""
-
-
-class Signature(NamedTuple):
-    """What tells one failure from another."""
-
-    id: str
-    words: str
-    """The sentence of the finding, every name of a request and every number replaced."""
-
-    @classmethod
-    def of(cls, finding: Finding) -> Signature:
-        return cls(finding.id, re.sub(r"\br\d+\b", "R", re.sub(r"(?<![\w.])\d+(?![\w.])", "N", finding.sentence)))
 
 
 class Known(NamedTuple):

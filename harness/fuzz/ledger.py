@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from harness.fuzz.case import Finding
 from harness.fuzz.hunt import Failed, Tally
 
 LEDGER = "campaign.jsonl"
-SCHEMA = 1
+SCHEMA = 2
 
 
 class LedgerError(BadInput):
@@ -110,11 +110,8 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _failed_data(failed: Failed) -> dict[str, Any]:
-    finding = failed.finding
-    told = {"id": finding.id, "operations": finding.operations, "seq": finding.seq, "sentence": finding.sentence, "detail": finding.detail}
-    return {"seed": failed.seed, "also": list(failed.also), **told}
+    return {"seed": failed.seed, "findings": [asdict(finding) for finding in failed.findings]}
 
 
 def _failed(data: dict[str, Any]) -> Failed:
-    finding = Finding(**{name: data[name] for name in ("id", "operations", "seq", "sentence", "detail")})
-    return Failed(seed=data["seed"], finding=finding, also=tuple(data["also"]))
+    return Failed(seed=data["seed"], findings=tuple(Finding(**finding) for finding in data["findings"]))

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from harness.backends import LiveBackend
 from harness.events import Answered, Asked, Entry, Launched
 from harness.execute import Listener
-from harness.fuzz.case import API_TRUTH, CONFORMANCE, ENDS, Case, Finding, Outcome, back_into_service
+from harness.fuzz.case import API_TRUTH, CONFORMANCE, ENDS, Case, Finding, Outcome, back_into_service, not_drained
 from harness.operations import DRIVER_VERBS, Operation
 from harness.trial import Trial, run_live_trial
 
@@ -77,7 +77,7 @@ def _outcome(case: Case, trial: Trial, *, drained: bool) -> Outcome:
     if ended == "crashed" and all(id != API_TRUTH for id, *_ in found):
         found.append((API_TRUTH, last, f"the engine crashed {closed.error if closed is not None else ''}", ""))
     elif drained and ended != "drained":
-        found.append((ENDS, last, f"the run ended {ended}, although everything was done to bring the engine back and resume it", ""))
+        found.append((ENDS, last, not_drained(ended, trial.entries), ""))
     findings = [
         Finding(id=id, operations=sum(begin <= seq for begin in begins), seq=seq, sentence=sentence, detail=detail)
         for id, seq, sentence, detail in sorted(found, key=lambda one: one[1])

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import socket
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ from harness.fuzz.worker import Task
 LISTEN_S = 0.2
 CONNECT_S = 5.0
 """How long a cluster may take to accept a connection."""
+START_S = 60.0
+"""How long it may take to start a worker. One for whom there is no CPU would be waited for without end, and its slice with it."""
 
 
 class _Slot:
@@ -47,9 +50,6 @@ class _Slot:
             if (word := self._process.hear()) is not None:
                 return word
 
-    def end(self) -> None:
-        self._process.end()
-
 
 _Actor: Any = ray.remote(num_cpus=1, max_restarts=0)(_Slot)
 
@@ -59,6 +59,9 @@ class RayWorker:
 
     def __init__(self, slot: Any) -> None:
         self._slot = slot
+        self._starting = [slot.__ray_ready__.remote()]
+        """What it says once it has started, as Ray's reference; nothing when that was heard."""
+        self._hired = time.monotonic()
         self.task: Task | None = None
         self.word: Any = None
         """What it will say, as Ray's reference."""
@@ -72,6 +75,12 @@ class RayWorker:
             return ray.get(self.word)
         except RayActorError as error:
             return Died(None, f"was lost by the cluster: {str(error).splitlines()[0]}")
+
+    def is_overdue(self) -> bool:
+        """Whether the cluster has had no place for it."""
+        if self._starting:
+            _, self._starting = ray.wait(self._starting, timeout=0)
+        return bool(self._starting) and time.monotonic() - self._hired > START_S
 
     def end(self) -> None:
         ray.kill(self._slot)
@@ -106,10 +115,18 @@ class RayTeam:
         return RayWorker(_Actor.remote(self._engine, self._settings))
 
     def listen(self, workers: list[RayWorker], seconds: float) -> Iterator[tuple[RayWorker, Word]]:
+        """As everyone listens.
+
+        Raises:
+            BadInput: the cluster has too few CPUs for so many workers.
+        """
         by_word = {worker.word: worker for worker in workers}
         ready, _ = ray.wait(list(by_word), num_returns=len(by_word), timeout=seconds)
         for word in ready:
             yield by_word[word], by_word[word].hear()
+        if any(worker.is_overdue() for worker in workers):
+            cpus = ray.cluster_resources().get("CPU", 0)
+            raise BadInput(f"--ray: no CPU came free for one of the workers in {START_S:g} s (the cluster has {cpus:g}); lower --jobs")
 
     def close(self) -> None:
         ray.shutdown()

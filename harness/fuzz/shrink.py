@@ -8,14 +8,13 @@ runs of operations, as long as one can go. Handles make it sound: an operation m
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from harness.backends import Backend, LiveBackend
-from harness.fuzz.case import API_TRUTH, ENDS, Case, Finding, Outcome, run_case
+from harness.fuzz.case import API_TRUTH, ENDS, Case, Finding, Outcome, Signature, run_case
 from harness.fuzz.generate import referring
-from harness.fuzz.known import Signature
 from harness.operations import (
     Abort,
     Advance,
@@ -55,6 +54,7 @@ def shrink(
     id: str,
     backend: Backend | LiveBackend,
     *,
+    known: Container[Signature] = (),
     explain: bool | None = None,
     hang_s: float | None = None,
     trying: Callable[[], object] = lambda: None,
@@ -62,13 +62,14 @@ def shrink(
     """The smallest case found that still shows the finding `id`, as it ran; `outcome` itself if nothing can go.
 
     Args:
+        known: failures that do not count, though they have this id.
         explain, hang_s: as `run_case` takes them.
         trying: called before each case that is tried.
 
     Raises:
         ValueError: the outcome does not show it.
     """
-    original = outcome.finding(id)
+    original = outcome.finding(id, known)
     if original is None:
         raise ValueError(f"the case shows {[finding.id for finding in outcome.findings]}, not {id}")
     best = outcome
@@ -78,7 +79,7 @@ def shrink(
         trying()
         # How a case ends is judged under the drain; what else it shows, it must show by the operations written down.
         tried = run_case(case, backend, explain=explain, drain=id == ENDS, hang_s=hang_s)
-        found = tried.finding(id)
+        found = tried.finding(id, known)
         if found is None or not _same(original, found):
             return False
         best = tried

@@ -36,7 +36,7 @@ def write_minimal(folder: RunFolder, plan: Plan, failures: list[Failure]) -> dic
 def minimal_text(failure: Failure, engine: str, path: Path) -> str:
     """The minimal case as a scenario file, with what it shows and how to see it on top."""
     assert failure.minimal is not None
-    finding = failure.finding or failure.first.finding
+    finding = failure.finding or failure.shown
     ends = failure.ended if failure.ended in _ENDS and finding.id != ENDS else "drained"
     name = f"{finding.id} on {engine}, seed {failure.first.seed}"
     scenario = failure.minimal.scenario(name, expect=Expect.model_validate({"ends": ends}))
@@ -82,12 +82,12 @@ def data(result: Result, plan: Plan, paths: dict[int, Path], folder: Path) -> di
     failures = [
         {
             "id": failure.signature.id,
-            "sentence": (failure.finding or failure.first.finding).sentence,
+            "sentence": (failure.finding or failure.shown).sentence,
             "known": None,
             "cases": failure.count,
             "seed": failure.first.seed,
-            "operations": failure.first.finding.operations,
-            "also": failure.first.also,
+            "operations": failure.shown.operations,
+            "also": _also(failure),
             "minimal": str(paths[index]) if index in paths else None,
             "minimal_operations": len(failure.minimal.operations) if failure.minimal else None,
         }
@@ -121,9 +121,9 @@ def begin_again(plan: Plan) -> str:
 
 def _failure(failure: Failure, plan: Plan, path: Path | None) -> list[str]:
     first = failure.first
-    finding = failure.finding or first.finding
-    also = f"; also {', '.join(first.also)}" if first.also else ""
-    after = _counted(first.finding.operations, "operation")
+    finding = failure.finding or failure.shown
+    also = "; also " + ", ".join(ids) if (ids := _also(failure)) else ""
+    after = _counted(failure.shown.operations, "operation")
     lines = [_row("violated", f"{finding.id}: {finding.sentence}")]
     lines += [_row("", f"{_counted(failure.count, 'case')}, first seed {first.seed} after {after}{also}")]
     lines += [_row("", line) for line in finding.detail.splitlines()[-STACK_LINES:]]
@@ -134,6 +134,11 @@ def _failure(failure: Failure, plan: Plan, path: Path | None) -> list[str]:
         alone = Plan(engine=plan.engine, seed=first.seed, cases=1, overrides=plan.overrides)
         lines += [_row("", f"again     {begin_again(alone)}")]
     return [*lines, ""]
+
+
+def _also(failure: Failure) -> list[str]:
+    """Ids of what else the first case showed."""
+    return list(dict.fromkeys(finding.id for finding in failure.first.findings if finding.id != failure.shown.id))
 
 
 def _verdict(result: Result, plan: Plan) -> str:

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
@@ -91,7 +92,8 @@ class Process:
 
     def give(self, task: Task) -> None:
         self.task = task
-        self.connection.send(task)
+        with suppress(ConnectionError):  # it died without work, as `hear` is about to tell
+            self.connection.send(task)
 
     def hear(self) -> Word | None:
         """What it has to say; None if nothing yet."""

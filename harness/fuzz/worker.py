@@ -11,7 +11,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.sharedctypes import SynchronizedArray
 from pathlib import Path
@@ -19,12 +19,12 @@ from typing import NamedTuple
 
 from harness.backends import Backend, LiveBackend, make_any_backend
 from harness.errors import BadInput
-from harness.fuzz.case import API_TRUTH, Case, Finding, run_case
+from harness.fuzz.case import API_TRUTH, Case, Finding, Signature, run_case
 from harness.fuzz.generate import case_of
-from harness.fuzz.hunt import Failed, Settings, Tally, hunt, primary
-from harness.fuzz.known import Known, Signature
+from harness.fuzz.hunt import Failed, Settings, Tally, hunt
+from harness.fuzz.known import Known
+from harness.fuzz.recall import recall
 from harness.fuzz.shrink import shrink
-from harness.scenario import load_scenario
 
 SLICE_S = 0.5
 """A worker reports at least so often: what it has not reported is what a kill costs."""
@@ -42,10 +42,11 @@ class Hunt(NamedTuple):
 
 
 class Shrink(NamedTuple):
-    """Task: cut the case of this seed down to what shows the finding."""
+    """Task: cut the case of this seed down to what shows the finding, or another of its id that is not known."""
 
     seed: int
     id: str
+    known: frozenset[Signature]
 
 
 class Recall(NamedTuple):
@@ -128,7 +129,7 @@ class _Worker:
                 case Shrink():
                     report = self._shrink(task)
                 case Recall(files=files):
-                    report = Recalled(tuple(self._recall(files)))
+                    report = Recalled(tuple(known for file in files for known in recall(file, self._backend, self._settings)))
             self._connection.send(report)
             self._at[SEED] = NOBODY
             grown = _megabytes() - (self._megabytes or _megabytes())
@@ -153,9 +154,7 @@ class _Worker:
         for seed, outcome in hunt(self._backend, self._seeds(task), self._settings, until=began + SLICE_S):
             tally.add(outcome)
             if not outcome.clean:
-                finding = primary(outcome)
-                also = tuple(other.id for other in outcome.findings if other is not finding)
-                failed.append(Failed(seed=seed, finding=finding, also=also))
+                failed.append(Failed(seed=seed, findings=outcome.findings))
         tally.seconds = time.monotonic() - began
         return Hunted(task.first, tally.cases, tally, tuple(failed))
 
@@ -165,17 +164,12 @@ class _Worker:
         settings = self._settings
         case = case_of(task.seed, engine=settings.overrides, verbs=getattr(self._backend, "verbs", None))
         outcome = run_case(case, self._backend, explain=settings.explain, hang_s=settings.hang_s)
-        if outcome.finding(task.id) is not None:
+        if outcome.finding(task.id, task.known) is not None:
             hang_s = min(settings.hang_s, HANG_IN_SHRINK_S) if task.id == API_TRUTH else settings.hang_s
-            outcome = shrink(outcome, task.id, self._backend, explain=settings.explain, hang_s=hang_s, trying=self._begins)
-        return Shrunk(task.seed, outcome.case, outcome.ended, outcome.finding(task.id), outcome.operations)
-
-    def _recall(self, files: Sequence[str]) -> Iterator[Known]:
-        settings = self._settings
-        for file in files:
-            case = Case.of(load_scenario(file))
-            outcome = run_case(case, self._backend, explain=settings.explain, drain=False, hang_s=settings.hang_s)
-            yield from (Known(Signature.of(finding), file) for finding in outcome.findings)
+            outcome = shrink(
+                outcome, task.id, self._backend, known=task.known, explain=settings.explain, hang_s=hang_s, trying=self._begins
+            )
+        return Shrunk(task.seed, outcome.case, outcome.ended, outcome.finding(task.id, task.known), outcome.operations)
 
 
 def _megabytes() -> int:

@@ -12,6 +12,9 @@ from harness.scenario import load_scenario
 
 from .differences import DIES, DIFFERENCES, on_the_page, run, unreported, violated
 
+QUICK = ("clear_by_two_calls", "failed_finish_leaves_session_open", "label_of_the_landing", "reset_refused_while_frozen")
+"""One of each kind that a script has to do: pending pauses, a phase that fails, steps in flight, a call that is refused."""
+
 by_name = pytest.mark.parametrize("file", DIFFERENCES, ids=lambda file: file.stem)
 
 
@@ -46,7 +49,9 @@ def test_the_exported_script_is_short_and_imports_only_vllm(file):
 
 
 @by_name
-def test_the_exported_script_exits_1_while_the_difference_is_there(file, tmp_path, needs_vllm):
+def test_the_exported_script_exits_1_while_the_difference_is_there(file, tmp_path, needs_vllm, request):
+    if not request.config.getoption("--long", default=False) and file.stem not in QUICK:
+        pytest.skip("with --long: each script starts vLLM anew")
     path = tmp_path / f"{file.stem}.py"
     path.write_text(script(load_scenario(file), to="vllm", profile="vllm-0.32"))
     done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=300)

@@ -75,8 +75,8 @@ def ask_something(core, ids, draw):
 def test_the_model_explains_whatever_the_engine_process_is_asked(make_core, tmp_path, async_scheduling):
     core = make_core(async_scheduling=async_scheduling)
     draw, ids = random.Random(0), []
-    for _ in range(400):
-        if draw.random() < 0.6:
+    for _ in range(300):
+        for _ in range(draw.choice([0, 0, 1, 2, 3, 4])):
             ask_something(core, ids, draw)
         core.turn()
     core.call("resume_scheduler")
@@ -86,6 +86,22 @@ def test_the_model_explains_whatever_the_engine_process_is_asked(make_core, tmp_
     assert log.closed
     assert explain(log.entries).mismatch is None
     assert len(ids) > 50
+
+
+def test_a_wait_that_keep_froze_is_answered_after_calls_that_come_before_the_loop_looks(make_core, tmp_path):
+    core = make_core()
+    core.submit("r1-1", max_tokens=8)
+    core.turn()
+    core.call("pause_scheduler", "wait", True)
+    core.turn()
+    core.call("pause_scheduler", "keep", False)
+    core.call("is_scheduler_paused")
+    core.drain()
+    core.shutdown()
+    (log,) = logs(tmp_path)
+    returned = [entry.event.op for entry in log.entries if isinstance(entry.event, Returned)]
+    assert returned == [0, 2, 3, 1], "submit, keep, is_paused, and only then wait"
+    assert explain(log.entries).mismatch is None
 
 
 def test_a_call_is_answered_in_the_log_as_it_was(make_core, tmp_path):

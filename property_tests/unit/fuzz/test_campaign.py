@@ -8,18 +8,22 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from harness.fuzz.campaign import Campaign, CampaignError, Result
-from harness.fuzz.case import API_TRUTH
-from harness.fuzz.hunt import Settings
+from harness.fuzz.case import API_TRUTH, Signature
+from harness.fuzz.hunt import Settings, Tally
 from harness.fuzz.known import Known
 from harness.fuzz.ledger import LEDGER, LedgerError, Plan, read_ledger
-from harness.fuzz.team import LocalTeam
+from harness.fuzz.team import LocalTeam, Word
+from harness.fuzz.worker import Grown, Hunt, Hunted
 
 ROOT = Path(__file__).parents[3]
+LEFT_BY_WAIT = Signature("mode-fidelity", "pause(wait) returned with requests unfinished")
+"""What `Wrong` shows beside a pause(abort) that leaves requests alive."""
 
 ENGINE = """
 import os, signal, sys, time
@@ -88,24 +92,36 @@ def test_a_failure_is_shrunk_once_and_counted_as_often_as_it_comes(engines, tmp_
 
 def test_a_known_failure_is_counted_and_not_shrunk(engines, tmp_path: Path):
     (failure,) = campaign(engines("Wrong"), tmp_path / "first").new
-    result = campaign(engines("Wrong"), tmp_path / "second", known=[Known(failure.signature, "corpus.yaml")])
-    assert (result.new, [one.known for one in result.failures]) == ([], ["corpus.yaml"])
-    assert result.failures[0].count == failure.count
+    known = [Known(failure.signature, "corpus.yaml"), Known(LEFT_BY_WAIT, "corpus.yaml")]
+    result = campaign(engines("Wrong"), tmp_path / "second", known=known)
+    assert (result.new, {one.known for one in result.failures}) == ([], {"corpus.yaml"})
+    assert {one.signature: one.count for one in result.failures}[failure.signature] == failure.count
 
 
-def test_what_a_regression_scenario_shows_on_this_engine_is_known(engines, tmp_path: Path):
+def test_a_failure_that_a_known_one_came_before_is_new_and_is_not_shrunk_to_the_known_one(engines, tmp_path: Path):
+    (failure,) = campaign(engines("Wrong"), tmp_path / "first").new
+    (hidden,) = campaign(engines("Wrong"), tmp_path / "second", known=[Known(failure.signature, "corpus.yaml")]).new
+    assert (failure.signature.id, hidden.signature) == ("mode-fidelity", LEFT_BY_WAIT)
+    assert failure.signature != LEFT_BY_WAIT
+    assert hidden.minimal is not None
+    assert any(operation.verb == "pause" and operation.mode == "wait" for operation in hidden.minimal.operations)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("when", ["", "when: {returned: s1}, "], ids=["operations", "triggers"])
+def test_what_a_scenario_shows_on_this_engine_is_known(engines, tmp_path: Path, when: str):
     file = tmp_path / "aborts_the_waiting.yaml"
     file.write_text(
-        textwrap.dedent("""
+        textwrap.dedent(f"""
         schema: 1
-        name: a pause ends those that wait, too
+        name: a pause ends those that wait, too, and one that it overrides does not return as if done
         timeline:
-          - submit: {id: r1, prompt: {tokens: 2}}
-          - pause:
+          - {{submit: {{id: r1, prompt: {{tokens: 2}}}}, as: s1}}
+          - {{{when}pause: {{mode: wait}}}}
+          - pause: {{mode: abort}}
         """)
     )
-    result = campaign(engines("Wrong"), tmp_path / "run", regressions=[file])
-    assert (result.new, [one.known for one in result.failures]) == ([], [str(file)])
+    result = campaign(engines("Wrong"), tmp_path / "run", files=[file])
+    assert (result.new, {one.known for one in result.failures}) == ([], {str(file)})
 
 
 def test_a_worker_that_is_killed_costs_nothing(engines, tmp_path: Path):
@@ -114,11 +130,52 @@ def test_a_worker_that_is_killed_costs_nothing(engines, tmp_path: Path):
     assert read_ledger(tmp_path / "run").done == set(range(150))
 
 
+class Script:
+    """A worker that says what it is told to, one word for each task."""
+
+    def __init__(self, *words: Callable[[Hunt], Word]) -> None:
+        self.words = iter(words)
+        self.task = None
+
+    def give(self, task: Hunt) -> None:
+        self.task = task
+
+    def end(self) -> None:
+        pass
+
+
+class Cast:
+    """A team of such workers."""
+
+    def __init__(self, *workers: Script) -> None:
+        self._workers = iter(workers)
+
+    def hire(self) -> Script:
+        return next(self._workers)
+
+    def listen(self, workers: list[Script], seconds: float) -> Iterator[tuple[Script, Word]]:
+        for worker in workers:
+            yield worker, next(worker.words)(worker.task)
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_slice_given_to_a_worker_that_has_grown_too_large_is_given_to_another(tmp_path: Path):
+    def done(count: int) -> Callable[[Hunt], Word]:
+        return lambda task: Hunted(task.first, min(count, task.count), Tally(cases=min(count, task.count)), ())
+
+    team = Cast(Script(done(10), lambda task: Grown(2000)), Script(done(50), done(50)))
+    result = Campaign(Plan(engine="sim", seed=0, cases=100), tmp_path, team=team).run()
+    assert (result.tally.cases, result.leaks) == (100, [2000])
+    assert read_ledger(tmp_path).done == set(range(100))
+
+
 def test_an_engine_that_takes_its_process_down_is_a_finding(engines, tmp_path: Path):
     result = campaign(engines("DiesAlways"), tmp_path / "run", cases=12)
     (failure,) = result.new
     assert failure.signature.id == API_TRUTH
-    assert failure.first.finding.sentence == "the engine's process was ended by signal 11 (SIGSEGV)"
+    assert failure.shown.sentence == "the engine's process was ended by signal 11 (SIGSEGV)"
     assert result.tally.cases == 12
 
 
@@ -126,8 +183,8 @@ def test_an_engine_that_cannot_be_interrupted_is_killed_and_its_stack_shown(engi
     monkeypatch.setattr("harness.fuzz.team.GRACE_S", 0.5)
     result = campaign(engines("HangsHard"), tmp_path / "run", cases=12, hang_s=0.5)
     (failure,) = result.new
-    assert "cannot be interrupted" in failure.first.finding.sentence
-    assert "in swap_weights" in failure.first.finding.detail
+    assert "cannot be interrupted" in failure.shown.sentence
+    assert "in swap_weights" in failure.shown.detail
     assert result.tally.cases == 12
 
 
@@ -152,7 +209,7 @@ def test_a_folder_without_a_campaign_is_refused(tmp_path: Path):
     with pytest.raises(LedgerError, match="expected the folder of a campaign"):
         read_ledger(tmp_path)
     (tmp_path / LEDGER).write_text('{"schema": 99}\n')
-    with pytest.raises(LedgerError, match="schema 1, got 99"):
+    with pytest.raises(LedgerError, match="schema 2, got 99"):
         read_ledger(tmp_path)
 
 

@@ -36,6 +36,12 @@ def test_a_clean_engine_holds(tmp_path: Path, capsys):
     assert not (tmp_path / "latest" / "minimal.yaml").exists()
 
 
+def test_a_campaign_without_an_end_ends_when_its_time_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    monkeypatch.chdir(tmp_path)  # where there is no scenarios/regressions to run first, however slow the machine is
+    assert fuzz("--engine", "sim", "--time", "0.1s", runs=tmp_path) == 0
+    assert "HOLDS          sim, seeds from 0: no new failure" in capsys.readouterr().out
+
+
 def test_a_failure_is_left_as_a_file_that_fails_the_same_way(tmp_path: Path, capsys):
     assert fuzz("--engine", TOY, "--cases", 60, "--json", "--junit", tmp_path / "junit.xml", runs=tmp_path) == 1
     answer = json.loads(capsys.readouterr().out)

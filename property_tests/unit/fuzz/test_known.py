@@ -6,19 +6,28 @@ from pathlib import Path
 
 import pytest
 
-from harness.fuzz.case import Finding
-from harness.fuzz.known import CorpusError, Known, Signature, read_corpus, write_corpus
+from harness.fuzz.case import CONFORMANCE, Finding, Signature
+from harness.fuzz.hunt import primary
+from harness.fuzz.known import CorpusError, Known, read_corpus, write_corpus
 
 
 def finding(sentence: str, id: str = "cache-epoch") -> Finding:
     return Finding(id=id, operations=3, seq=9, sentence=sentence)
 
 
-def test_numbers_and_names_of_requests_do_not_tell_failures_apart():
+def test_numbers_and_names_of_requests_and_versions_do_not_tell_failures_apart():
     first = Signature.of(finding("step 5 of r1 attends to stale KV"))
     assert first == Signature.of(finding("step 17 of r3 attends to stale KV"))
+    assert Signature.of(finding("the version was set to v1")) == Signature.of(finding("the version was set to v3"))
     assert first != Signature.of(finding("step 5 of r1 attends to nothing"))
     assert first != Signature.of(finding("step 5 of r1 attends to stale KV", id="golden"))
+
+
+def test_a_case_is_reported_as_what_is_new_before_what_is_known_and_as_an_invariant_before_the_model():
+    known, unexplained, new = finding("this"), finding("that", id=CONFORMANCE), finding("another", id="golden")
+    assert primary([known, unexplained, new]) == known
+    assert primary([known, unexplained, new], {Signature.of(known)}) == new
+    assert primary([known, unexplained], {Signature.of(known)}) == unexplained
 
 
 def test_a_corpus_reads_back_and_a_missing_one_is_empty(tmp_path: Path):

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +23,9 @@ from ray.cluster_utils import Cluster
 
 from harness.fuzz.ray_team import RayTeam, RayWorker
 
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "fuzzing.md").read_text(encoding="utf-8")
+
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
@@ -27,9 +35,9 @@ def address() -> Iterator[str]:
     cluster.shutdown()
 
 
-def campaign(address: str, folder: Path) -> Result:
+def campaign(address: str, folder: Path, *, cases: int = 400, jobs: int = 2) -> Result:
     folder.mkdir()
-    return Campaign(Plan(engine="sim", seed=0, cases=400), folder, team=RayTeam("sim", Settings(), address), jobs=2).run()
+    return Campaign(Plan(engine="sim", seed=0, cases=cases), folder, team=RayTeam("sim", Settings(), address), jobs=jobs).run()
 
 
 def test_every_seed_is_run_once(address: str, tmp_path: Path) -> None:
@@ -52,6 +60,20 @@ def test_a_lost_actor_loses_nothing(address: str, tmp_path: Path, monkeypatch: p
     result = campaign(address, tmp_path / "run")
     assert (result.tally.cases, result.failures, result.deaths) == (400, [], 1)
     assert read_ledger(tmp_path / "run").done == set(range(400))
+
+
+def test_a_worker_for_whom_there_is_no_cpu_is_not_waited_for(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.fuzz.ray_team.START_S", 2.0)
+    with pytest.raises(BadInput, match=r"no CPU came free .* \(the cluster has 2\); lower --jobs"):
+        campaign(address, tmp_path / "run", cases=1_000_000, jobs=3)
+
+
+def test_the_command_of_the_page_runs_on_a_cluster(address: str, tmp_path: Path) -> None:
+    (command,) = re.findall(r"^\$ caesura (.*--ray.*?)  #", PAGE, re.M)
+    words = shlex.split(re.sub(r"--cases \d+", "--cases 60", command))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_ADDRESS": address}
+    done = subprocess.run([sys.executable, "-m", "harness.cli", *words], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and "HOLDS" in done.stdout, done.stdout + done.stderr
 
 
 def test_without_a_cluster_it_says_how_to_start_one() -> None:

@@ -86,9 +86,9 @@ def test_the_finding_stays_the_one_that_is_shrunk():
 
 
 def test_one_crash_does_not_slide_into_another():
-    outcome = first_failure(Crashes(), lambda outcome: "a frozen request" in primary(outcome).sentence)
+    outcome = first_failure(Crashes(), lambda outcome: "a frozen request" in primary(outcome.findings).sentence)
     small = shrink(outcome, API_TRUTH, Crashes())
-    assert "a frozen request" in primary(small).sentence
+    assert "a frozen request" in primary(small.findings).sentence
     pauses = [operation.verb for operation in small.case.operations if not isinstance(operation, Submit)]
     assert pauses in (["pause", "abort"], ["sleep", "abort"]) and len(small.case.operations) <= 3
 
@@ -99,7 +99,7 @@ def test_a_crash_in_an_abort_of_a_request_that_was_never_handed_in_is_a_file_tha
     assert outcome.case.operations == (Pause(), Step(), Abort(ids=("r6",)), submit("r6"))
     small = shrink(outcome, API_TRUTH, Crashes())
     assert [operation.verb for operation in small.case.operations] == ["pause", "abort", "submit"]
-    assert "a frozen request" in primary(run_case(Case.of(small.case.scenario("small")), Crashes())).sentence
+    assert "a frozen request" in primary(run_case(Case.of(small.case.scenario("small")), Crashes()).findings).sentence
 
 
 def test_a_minimal_file_reproduces_ten_times_out_of_ten(tmp_path: Path):
