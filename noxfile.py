@@ -88,9 +88,9 @@ VLLM_VERSIONS = ("0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0")
 
 @nox.session
 def vllm(session: nox.Session) -> None:
-    """Real vLLM in lockstep with the model, without a GPU: every pause mode and every difference on both of its backends, random cases.
+    """Real vLLM in lockstep with the model, without a GPU: pause modes, differences, random cases, on both of its backends.
 
-    `nox -s vllm -- --long` adds what takes minutes: thousands of random cases, every exported script, live engines of every shape.
+    `nox -s vllm -- --long` adds what takes minutes: thousands of random cases, SmolLM2, every exported script, live engines of every shape.
     """
     install_vllm(session, VLLM_VERSIONS[-1])
     long = "--long" in session.posargs

@@ -64,6 +64,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """The situations that it reached."""
     view: ClientView | None = None
     """What clients knew at the end, if they kept a log."""
+    attempts: int = 1
+    """How many runs it took, of which this is the last: a live engine may miss what a scenario is about."""
 
     @property
     def opened(self) -> Opened:

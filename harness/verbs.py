@@ -301,7 +301,7 @@ async def _run_live(scenario: Scenario, backend: LiveBackend, asked: Asked) -> t
         missed = "; ".join(trial.verdict.missed)
         print(f"{scenario.path or scenario.name}: {missed}; run again, attempt {attempt + 1} of {attempts}", file=sys.stderr)
         folder.remove()
-    return trial, folder
+    return msgspec.structs.replace(trial, attempts=attempt), folder
 
 
 async def _run_live_once(scenario: Scenario, backend: LiveBackend, asked: Asked) -> tuple[Trial, RunFolder]:
@@ -437,6 +437,7 @@ def _answer(trial: Trial, folder: Path) -> dict[str, Any]:
         "judgements": msgspec.to_builtins(verdict.judgements),
         "situations": {name: sighting._asdict() for name, sighting in trial.coverage.items()},
         "explanation": msgspec.to_builtins(verdict.explanation),
+        "attempts": trial.attempts,
         "figures": _figures(trial),
     }
 

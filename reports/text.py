@@ -79,7 +79,11 @@ def summary_row(trial: Trial, folder: Path) -> str:
     if explanation and not explanation.mismatch:
         explained = f", {explanation.states} states equal" if explanation.states else ", explained by sim"
     source = trial.scenario.path if trial.scenario and trial.scenario.path else folder
-    return f"{trial.verdict.status:<{MARGIN}}{source}  ({len(trial.entries)} events{explained})"
+    return f"{trial.verdict.status:<{MARGIN}}{source}  ({len(trial.entries)} events{explained}{_attempt(trial)})"
+
+
+def _attempt(trial: Trial) -> str:
+    return f", run {trial.attempts} times" if trial.attempts > 1 else ""
 
 
 def coverage_table(coverage: Coverage) -> str:
@@ -122,7 +126,7 @@ def _what_ran(trial: Trial) -> str:
     tokens = sum(len(output.tokens) for entry in trial.entries if isinstance(entry.event, given) for output in entry.event.outputs)
     requests = len(trial.view.requests) if trial.from_outside and trial.view else len(trial.replay.requests)
     counted = f"{tokens} tokens heard" if trial.from_outside else f"{steps} steps, {tokens} tokens"
-    end = f"ended {trial.closed.why}" if trial.closed else "no end was seen, so what must hold at the end was not judged"
+    end = f"ended {trial.closed.why}{_attempt(trial)}" if trial.closed else "no end was seen, so what must hold at the end was not judged"
     name = trial.scenario.name if trial.scenario else "log"
     return f"{name}: {counted}, {requests} requests, {len(trial.entries)} events; {end}"
 

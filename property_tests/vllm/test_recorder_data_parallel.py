@@ -17,46 +17,47 @@ from harness.trial import review
 
 from .differences import BROKEN, violated
 
+EXPERTS = pytest.mark.parametrize("experts", [0, 4], ids=["dense", "in waves"])
 ROUNDS = [(mode, clear) for mode in ("keep", "wait", "abort") for clear in (True, False)]
+MEETINGS = [("wait", "keep"), ("keep", "wait"), ("wait", "abort"), ("keep", "abort")]
 
 
-async def train(config, checkpoint):
+async def generate(llm, name):
+    """Why it ended."""
     from vllm.sampling_params import SamplingParams
-    from vllm.v1.engine.async_llm import AsyncLLM
-    from vllm.v1.executor.abstract import Executor
 
-    llm = AsyncLLM(vllm_config=config, executor_class=Executor.get_class(config), log_stats=False)
-    try:
-        params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, detokenize=False)
-
-        async def one(name):
-            async for output in llm.generate({"prompt_token_ids": list(range(20, 36))}, params, name):
-                last = output
-            return last.outputs[0].finish_reason
-
-        for number, (mode, clear_cache) in enumerate(ROUNDS):
-            tasks = [asyncio.create_task(one(f"r{number}-{place}")) for place in range(6)]
-            await asyncio.sleep(0.2)
-            await llm.pause_generation(mode=mode, clear_cache=clear_cache)
-            await llm.collective_rpc("reload_weights", kwargs={"weights_path": str(checkpoint)})
-            await llm.update_weight_version(f"v{number}")
-            await llm.resume_generation()
-            reasons = set(await asyncio.gather(*tasks))
-            assert reasons <= ({"length", "abort"} if mode == "abort" else {"length"})
-        await collide(llm, one)
-    finally:
-        llm.shutdown()
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, detokenize=False)
+    async for output in llm.generate({"prompt_token_ids": list(range(20, 36))}, params, name):
+        last = output
+    return last.outputs[0].finish_reason
 
 
-async def collide(llm, one):
+def start(llm, name):
+    return [asyncio.create_task(generate(llm, f"{name}-{place}")) for place in range(6)]
+
+
+async def train(llm, checkpoint):
+    """Every pause mode with new weights, with a clear and without."""
+    for number, (mode, clear_cache) in enumerate(ROUNDS):
+        requests = start(llm, f"r{number}")
+        await asyncio.sleep(0.2)
+        await llm.pause_generation(mode=mode, clear_cache=clear_cache)
+        await llm.collective_rpc("reload_weights", kwargs={"weights_path": str(checkpoint)})
+        await llm.update_weight_version(f"v{number}")
+        await llm.resume_generation()
+        reasons = set(await asyncio.gather(*requests))
+        assert reasons <= ({"length", "abort"} if mode == "abort" else {"length"})
+
+
+async def collide(llm, checkpoint):
     """Pauses meet, and resumes come before they have returned, which ranks that step together refuse."""
-    for number, (first, second) in enumerate([("wait", "keep"), ("keep", "wait"), ("wait", "abort"), ("keep", "abort")]):
-        tasks = [asyncio.create_task(one(f"c{number}-{place}")) for place in range(6)]
+    for number, (first, second) in enumerate(MEETINGS):
+        requests = start(llm, f"r{number}")
         await asyncio.sleep(0.1)
         calls = [llm.pause_generation(mode=first), llm.pause_generation(mode=second, clear_cache=False), llm.resume_generation()]
         await asyncio.gather(*calls, return_exceptions=True)
         await llm.resume_generation()
-        await asyncio.gather(*tasks)
+        await asyncio.gather(*requests)
 
 
 @pytest.fixture
@@ -71,7 +72,17 @@ def run(needs_vllm, tmp_path, monkeypatch, request):
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
     monkeypatch.setenv(live_worker.PLAIN_ATTENTION, "1")
 
-    def run(**fields):
+    async def drive(config, client, checkpoint):
+        from vllm.v1.engine.async_llm import AsyncLLM
+        from vllm.v1.executor.abstract import Executor
+
+        llm = AsyncLLM(vllm_config=config, executor_class=Executor.get_class(config), log_stats=False)
+        try:
+            await client(llm, checkpoint)
+        finally:
+            llm.shutdown()
+
+    def run(client, experts):
         from vllm.engine.arg_utils import AsyncEngineArgs
 
         checkpoint = ensure("tiny")
@@ -90,9 +101,9 @@ def run(needs_vllm, tmp_path, monkeypatch, request):
             data_parallel_size=2,
             scheduler_cls="harness.backends.vllm.Recorder",
             worker_extension_cls="harness.backends.vllm.live_worker.Extension",
-            **fields,
+            hf_overrides={"num_experts": experts} if experts else {},
         ).create_engine_config()
-        asyncio.run(train(config, checkpoint))
+        asyncio.run(drive(config, client, checkpoint))
         (folder,) = tmp_path.iterdir()
         return read_log(folder)
 
@@ -103,15 +114,24 @@ def of_rank(log, writer, kind):
     return [entry.event for entry in log.entries if entry.writer == writer and isinstance(entry.event, kind)]
 
 
-@pytest.mark.parametrize("experts", [0, 4], ids=["dense", "in waves"])
-def test_ranks_are_explained_each(run, experts):
-    log = run(hf_overrides={"num_experts": experts} if experts else {})
+@EXPERTS
+def test_ranks_are_explained_each_and_hold(run, experts):
+    log = run(train, experts)
     assert log.closed
     for writer in ("r0", "r1"):
         (opened,) = of_rank(log, writer, Opened)
         assert (opened.level, opened.profile.endswith("-waves")) == (2, bool(experts))
-        assert len(of_rank(log, writer, PauseEffective)) >= len(ROUNDS) <= len(of_rank(log, writer, Resumed))
+        assert len(of_rank(log, writer, PauseEffective)) == len(of_rank(log, writer, Resumed)) == len(ROUNDS)
         assert of_rank(log, writer, Launched)
+    trial = review(log, None)
+    assert trial.verdict.status == "holds", trial.verdict.reasons
+    assert trial.verdict.explanation is not None and trial.verdict.explanation.mismatch is None
+
+
+@EXPERTS
+def test_where_pauses_meet_ranks_are_explained_each_and_break_what_one_engine_breaks(run, experts):
+    log = run(collide, experts)
+    assert log.closed
     trial = review(log, None)
     explanation = trial.verdict.explanation
     assert explanation is not None and explanation.mismatch is None, explanation

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from pathlib import Path
@@ -273,4 +274,6 @@ def test_a_run_that_missed_its_moment_is_run_again_and_only_the_last_is_kept(tmp
     asked = verbs.Asked(overrides=(), runs=tmp_path / "runs", seed=0, as_json=True, min_pass_rate=1.0)
     assert verbs.run([file], asked, engine="sim-live") == 0
     assert len([folder for folder in (tmp_path / "runs").iterdir() if not folder.is_symlink()]) == 1
-    assert capsys.readouterr().err.count("keep-pause-kept was to be reached and was not; run again") == 2
+    said = capsys.readouterr()
+    assert said.err.count("keep-pause-kept was to be reached and was not; run again") == 2
+    assert json.loads(said.out)["attempts"] == 3
