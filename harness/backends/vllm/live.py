@@ -183,7 +183,11 @@ class VllmLive:
         match operation:
             case Abort(ids=ids):
                 live = list(self._ids) if ids == "all" else [id for id in dict.fromkeys(ids) if id in self._ids]
+                states = llm.output_processor.request_states
+                queues = [state.queue for id in live if (state := states.get(self._ids[id])) is not None]
                 await llm.abort([self._ids[id] for id in live])
+                while any(queue.output is not None for queue in queues):
+                    await asyncio.sleep(0)  # what was handed to the client before the answer is read before it
                 return {"aborted": len(live)}
             case ResetPrefixCache():
                 if not await llm.reset_prefix_cache():
