@@ -7,6 +7,7 @@ Types are strict, unknown fields are errors.
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -23,6 +24,17 @@ MAX_N = 128
 
 class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_unicode(cls, sent: object) -> object:
+        """JSON can spell half a character, which nobody can answer, log or look up."""
+        if isinstance(sent, dict):
+            try:
+                json.dumps(sent, ensure_ascii=False).encode()
+            except UnicodeEncodeError as error:
+                raise ValueError(f"{error.object[error.start : error.end]!a} is half a character: expected Unicode") from None
+        return sent
 
 
 class StreamOptions(Body):

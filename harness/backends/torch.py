@@ -242,9 +242,14 @@ class TorchBackend:
 
 
 class Transitions(Observer):
-    """Turns the observer's calls into events. Digests become labels in the order of their first appearance."""
+    """Turns the observer's calls into events. Digests become labels in the order of their first appearance.
 
-    def __init__(self) -> None:
+    Args:
+        called: what a request is called in the log, by its id; its id if not given.
+    """
+
+    def __init__(self, called: Callable[[str], str] = str) -> None:
+        self._called = called
         self.part = self.of = 1
         """Which part of an update the engine is being sent."""
         self._events: list[ev.Event] = []
@@ -255,16 +260,16 @@ class Transitions(Observer):
         return events
 
     def accepted(self, request_id: str, *, parked: bool) -> None:
-        self._events.append(ev.Accepted(request=request_id, parked=parked))
+        self._events.append(ev.Accepted(request=self._called(request_id), parked=parked))
 
     def blocked(self, request_id: str) -> None:
-        self._events.append(ev.Blocked(request=request_id))
+        self._events.append(ev.Blocked(request=self._called(request_id)))
 
     def admitted(self, request_id: str, *, life: int, num_computed_tokens: int) -> None:
-        self._events.append(ev.Admitted(request=request_id, life=life, computed=num_computed_tokens))
+        self._events.append(ev.Admitted(request=self._called(request_id), life=life, computed=num_computed_tokens))
 
     def preempted(self, request_id: str, *, by: str | None) -> None:
-        self._events.append(ev.Preempted(request=request_id, by=by))
+        self._events.append(ev.Preempted(request=self._called(request_id), by=None if by is None else self._called(by)))
 
     def finished(
         self,
@@ -276,38 +281,44 @@ class Transitions(Observer):
         spans: Sequence[tuple[str, int, int]],
     ) -> None:
         counts = {"prompt_tokens": num_prompt_tokens, "output_tokens": num_output_tokens}
-        self._events.append(ev.Finished(request=request_id, reason=reason, **counts, spans=tuple(ev.VersionSpan(*span) for span in spans)))
+        self._events.append(
+            ev.Finished(request=self._called(request_id), reason=reason, **counts, spans=tuple(ev.VersionSpan(*span) for span in spans))
+        )
 
     def hit(self, request_id: str, blocks: Sequence[int]) -> None:
-        self._events.append(ev.Hit(request=request_id, blocks=tuple(blocks)))
+        self._events.append(ev.Hit(request=self._called(request_id), blocks=tuple(blocks)))
 
     def allocated(self, request_id: str, blocks: Sequence[int], *, evicted: Sequence[int]) -> None:
-        self._events.append(ev.Allocated(request=request_id, blocks=tuple(blocks), evicted=tuple(evicted)))
+        self._events.append(ev.Allocated(request=self._called(request_id), blocks=tuple(blocks), evicted=tuple(evicted)))
 
     def stored(self, request_id: str, blocks: Sequence[tuple[int, Hashable]]) -> None:
         labelled = tuple((block, self._labels.setdefault(digest, len(self._labels))) for block, digest in blocks)
-        self._events.append(ev.Stored(request=request_id, blocks=labelled))
+        self._events.append(ev.Stored(request=self._called(request_id), blocks=labelled))
 
     def freed(self, request_id: str, *, head: Sequence[int], tail: Sequence[int]) -> None:
-        self._events.append(ev.Freed(request=request_id, head=tuple(head), tail=tuple(tail)))
+        self._events.append(ev.Freed(request=self._called(request_id), head=tuple(head), tail=tuple(tail)))
 
     def offloaded(self, blocks: Sequence[tuple[int, int]]) -> None:
         self._events.append(ev.Offloaded(blocks=tuple(blocks)))
 
     def loaded(self, request_id: str, blocks: Sequence[tuple[int, int]]) -> None:
-        self._events.append(ev.Loaded(request=request_id, blocks=tuple(blocks)))
+        self._events.append(ev.Loaded(request=self._called(request_id), blocks=tuple(blocks)))
 
     def cleared(self, *, success: bool, empty: bool, tier: Literal["device", "host"] = "device") -> None:
         self._events.append(ev.Cleared(tier=tier, success=success, empty=empty))
 
     def launched(self, step: int, batch: Sequence[tuple[str, int, int]]) -> None:
-        self._events.append(ev.Launched(step=step, batch=tuple(ev.Scheduled(*share) for share in batch)))
+        self._events.append(
+            ev.Launched(step=step, batch=tuple(ev.Scheduled(self._called(request_id), first, count) for request_id, first, count in batch))
+        )
 
     def landed(self, step: int, sampled: Sequence[tuple[str, int]]) -> None:
-        self._events.append(ev.Landed(step=step, sampled=tuple(ev.Sampled(*token) for token in sampled)))
+        self._events.append(
+            ev.Landed(step=step, sampled=tuple(ev.Sampled(self._called(request_id), token) for request_id, token in sampled))
+        )
 
     def dropped(self, step: int, request_id: str, *, why: ev.DropReason) -> None:
-        self._events.append(ev.Dropped(step=step, request=request_id, why=why))
+        self._events.append(ev.Dropped(step=step, request=self._called(request_id), why=why))
 
     def step_failed(self, step: int, *, why: str) -> None:
         self._events.append(ev.StepFailed(step=step, why=why))

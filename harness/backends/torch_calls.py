@@ -25,16 +25,21 @@ class Calls:
 
     def __init__(self) -> None:
         self._sizes: set[int | None] = set()
-        """Of how many parts its calls said that the session is; None: a call did not count."""
+        """Of how many parts the calls that the session took said that it is; None: a call did not count."""
 
-    def session_opened(self) -> None:
+    def session_ended(self) -> None:
         self._sizes.clear()
+
+    def taken(self, data: Data) -> None:
+        """The engine did what this operation asks for."""
+        if (update := data.get("update_weights")) is not None:
+            self._sizes.add(update.get("of"))
 
     def operation(self, verb: str, arguments: Mapping[str, Any]) -> Data | None:
         """The operation as `operations.to_data` gives it; None: a log has no words for this call."""
         if verb == "update_weights":
-            self._sizes.add(arguments["of"])
-            if None in self._sizes and self._sizes - {None, 1}:
+            sizes = self._sizes | {arguments["of"]}
+            if None in sizes and sizes - {None, 1}:
                 return None
         data = {verb: _fields(verb, arguments)}
         try:
@@ -46,8 +51,9 @@ class Calls:
     def refused(self, data: Data, error: EngineError) -> Data | None:
         """The operation, now that it is known how it was refused; None: better not told.
 
-        What a log cannot tell is why arguments are wrong (a folder that is not there, a token that the vocabulary has not), and
-        which tensors are missing when an engine that is out of service will not finish an update. Nothing changed by such calls.
+        What a log cannot tell is why arguments are wrong (a folder that is not there, a token that the vocabulary has not), what
+        was wrong with tensors of which none was written, and which are missing when an engine that is out of service will not
+        finish an update. Nothing changed by such calls.
         """
         ((verb, fields),) = data.items()
         match error:
@@ -56,7 +62,7 @@ class Calls:
             case Conflict() if verb == "finish_weight_update" and self._sizes:
                 return None
             case UpdateFailed(wrote=False) if verb in SENDING:
-                return {verb: {**fields, "source": {**fields["source"], "spoil": {"how": "name"}}}}
+                return None
             case UpdateFailed():
                 return {verb: {**fields, "fails": True}}
         return data

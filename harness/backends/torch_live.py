@@ -70,16 +70,22 @@ class TorchLive:
         self._made: dict[Operation, Sent] = {}
         try:
             self._config = EngineConfig(checkpoint=checkpoint, **shape.model_dump(exclude={"checkpoint"}))
-            self._llm = AsyncLLM.from_config(self._config, in_process=self._in_process, observer=self.recorder(shape, folder))
+            self._llm = AsyncLLM.from_config(self._config, in_process=self._in_process, observer=self._recorder("Recorder", shape, folder))
         except (ValueError, EngineDeadError) as error:
             raise BackendError(str(error)) from error
         return _info(shape)._replace(eos_token_ids=self._llm.eos_token_ids, vocab_size=self._llm.vocab_size)
 
     def recorder(self, shape: EngineShape, folder: Path) -> ObserverFactory:
-        """What records an engine of this shape, whoever asks it for what, in `folder`, which must not hold such a log."""
+        """What records an engine of this shape, whoever asks it for what, in `folder`, which must not hold such a log.
+
+        A fault of the recorder ends the recording alone; in a run of ours (`start`) it is an error.
+        """
+        return self._recorder("GuardedRecorder", shape, folder)
+
+    def _recorder(self, kind: str, shape: EngineShape, folder: Path) -> ObserverFactory:
         opened = opened_event(shape, self, _info(shape), digest="", seed=0, clock_base_ns=time.monotonic_ns())
         arguments: dict[str, object] = {"folder": str(folder.absolute()), "opened": msgspec.json.encode(opened).decode()}
-        return ObserverFactory("harness.backends.torch_recorder:Recorder", arguments)
+        return ObserverFactory(f"harness.backends.torch_recorder:{kind}", arguments)
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         return self._tokenizer.encode(text) if self._tokenizer else bytes_of(text)

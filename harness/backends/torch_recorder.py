@@ -3,6 +3,7 @@
 Where a call carries a note, that is the operation as its caller thinks of it: a scenario's weight source for instance,
 which no engine knows, what is to fail, and what tensors hold that are being sent, so that `committed` tells what was lost
 on their way. Without a note, as from anybody's client, the call's own arguments are recorded, and afterwards how it was refused.
+Such a client's engine must be the same with a recorder and without: `GuardedRecorder` is for it.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import replace
 
-from engine import EngineCore, EngineCoreOutput, EngineError
+from engine import EngineCore, EngineCoreOutput, EngineError, Observer, UpdateFailed
 from harness.backends.torch import Transitions
 from harness.backends.torch_calls import SENDING, Calls, Data
 from harness.backends.torch_weights import FailingTarget, WeightAudit
@@ -43,9 +44,6 @@ CLOSE = "close"
 SENT = "sent"
 """Beside the operation, a note has under this key the contents of each tensor that goes with it, as its sender knows them."""
 
-MOST_NAMES = 65_536
-"""So many requests are remembered whose ids a log cannot have: a step in flight may still name one that has ended."""
-
 VERBS = {"load_weights": "swap_weights"}
 """What the engine calls otherwise than operations are called."""
 
@@ -62,7 +60,7 @@ class Recorder(Transitions):
     """
 
     def __init__(self, folder: str, opened: str) -> None:
-        super().__init__()
+        super().__init__(called=handle)
         self._folder = Path(folder)
         self._opened = msgspec.json.decode(opened, type=Opened)
         self._began_ns: int | None = None
@@ -72,16 +70,18 @@ class Recorder(Transitions):
         self._calls = Calls()
         self._without_note: dict[int, tuple[str, Data | None]] = {}
         """Those of them that came without a note: verb and operation; None: a log has no words for it."""
-        self._names: dict[str, str] = {}
-        """What requests are called in the log, if it cannot have their ids."""
         self._told_to_fail = ExitStack()
-        self._sources_known = True
-        """Notes told of all weights that were ever sent."""
+        self._all_noted = True
+        """Each operation so far came with a note, so that it is known what was sent."""
 
     def attached(self, core: EngineCore) -> None:
         core.weight_target = self._target = FailingTarget(core.runner.model)
         self._audit = WeightAudit(core, Path(core.config.checkpoint))
         self._log = RankLog(self._folder, replace(self._opened, eos_token_ids=core.eos_token_ids))
+
+    @property
+    def recording(self) -> bool:
+        return self._log.recording
 
     def called(self, call: int, verb: str, arguments: Mapping[str, Any], *, note: str) -> None:
         self._begin()
@@ -94,25 +94,29 @@ class Recorder(Transitions):
             return  # It only reads.
         self._recorded.add(call)
         if verb in noted:
-            data = {verb: noted[verb]}
-        else:
-            data = self._calls.operation(verb, arguments)
-            self._without_note[call] = verb, data
-            self._sources_known = self._sources_known and verb not in SENDING
-        if data is not None:
-            self._events += [Called(op=call, operation=data, by="client"), Received(op=call)]
+            self._take_up(call, data := {verb: noted[verb]})
             self._prepare(from_data(data), noted.get(SENT, {}))
+            return
+        self._all_noted = False
+        data = self._calls.operation(verb, arguments)
+        self._without_note[call] = verb, data
+        if data is not None:
+            self._take_up(call, data)
+
+    def _take_up(self, call: int, data: Data) -> None:
+        ((verb, fields),) = data.items()
+        if verb in SENDING:
+            self.part, self.of = fields.get("part", 1), fields.get("of", 1)
+        self._events += [Called(op=call, operation=data, by="client"), Received(op=call)]
 
     def _prepare(self, operation: Operation, sent: Mapping[str, str]) -> None:
         match operation:
             case StartWeightUpdate(fails=fails):
                 self._audit.begin()
                 self._told_to_fail.enter_context(self._target.failing("begin" if fails else None))
-            case UpdateWeights(part=part, of=of):
-                self.part, self.of = part, of
+            case UpdateWeights():
                 self._audit.expect(sent)
             case SwapWeights():
-                self.part = self.of = 1
                 self._audit.begin()
                 self._audit.expect(sent)
             case FinishWeightUpdate(fails=True):
@@ -122,48 +126,52 @@ class Recorder(Transitions):
 
     def part_received(self, *, tensors: int, num_bytes: int) -> None:
         super().part_received(tensors=tensors, num_bytes=num_bytes)
-        if self._sources_known:
+        if self._all_noted:
             self._audit.accept()
 
     def committed(self, version: str) -> None:
         super().committed(version)
-        if self._sources_known:
+        self._calls.session_ended()
+        if self._all_noted:
             *before, committed = self._events
             assert isinstance(committed, Committed), committed
             self._events = [*before, self._audit.audited(committed)]
 
     def delivered(self, outputs: Sequence[EngineCoreOutput]) -> None:
         self._begin()
-        told = tuple(Output(output.request_id, output.first, output.token_ids, output.finish_reason) for output in outputs)
-        self._events.append(Delivered(outputs=told))
+        told = (Output(handle(output.request_id), output.first, output.token_ids, output.finish_reason) for output in outputs)
+        self._events.append(Delivered(outputs=tuple(told)))
 
     def returned(self, call: int, answer: Mapping[str, Any] | None, error: EngineError | None) -> None:
         self._told_to_fail.close()
         if call not in self._recorded:
             return
         self._recorded.discard(call)
-        if call in self._without_note:
-            verb, data = self._without_note.pop(call)
-            if error is not None:
-                data = data and self._calls.refused(data, error)
-            elif data is None:
-                self._give_up(f"a log has no words for this call of {verb}")
-            self._tell_again(call, data)
-            if data is None:
-                return
+        if call in self._without_note and not self._tell_again(call, error):
+            return
         failure = None if error is None else Failure(error.code, str(error))  # type: ignore[arg-type]
         self._events.append(Returned(op=call, answer=None if answer is None else dict(answer), error=failure))
 
-    def _tell_again(self, call: int, data: Data | None) -> None:
-        """The call as `data` has it, or (None) not at all, unless it was written when it was taken up."""
-        taken_up = [event for event in self._events if isinstance(event, Called | Received) and event.op == call]
-        rest = [event for event in self._events if event not in taken_up]
-        if taken_up and data is not None:
-            called, received = taken_up
-            rest = [replace(called, operation=data), received, *rest]
-        self._events = rest
+    def _tell_again(self, call: int, error: EngineError | None) -> bool:
+        """A call without a note, now that it is known what became of it; returns whether it is told."""
+        verb, data = self._without_note.pop(call)
+        if data is not None and error is not None:
+            data = self._calls.refused(data, error)
+        if data is None:
+            if error is None or (isinstance(error, UpdateFailed) and error.wrote):
+                self.give_up(f"a log has no words for this call of {verb}")
+            self._events.clear()  # it was refused at once and changed nothing: all that was told since the boundary is of it
+            return False
+        if error is None:
+            self._calls.taken(data)
+            return True
+        for place, event in enumerate(self._events):
+            if isinstance(event, Called) and event.op == call:
+                self._events[place] = replace(event, operation=data)
+        return True
 
-    def _give_up(self, why: str) -> None:
+    def give_up(self, why: str) -> None:
+        """Record nothing any more: the log was interrupted, and the engine goes on."""
         if self._log.recording:
             _logger.warning("recording stops, the engine goes on: %s", why)
         self._events.clear()
@@ -180,45 +188,42 @@ class Recorder(Transitions):
 
     def boundary(self) -> None:
         if events := self.take():
-            self._log.append(
-                self._began_ns or time.monotonic_ns(),
-                _in_order([_renamed(event, self._names) for event in events] if self._names else events),
-            )
+            self._log.append(self._began_ns or time.monotonic_ns(), _in_order(events))
         self._began_ns = None
 
-    def accepted(self, request_id: str, *, parked: bool) -> None:
-        super().accepted(request_id, parked=parked)
-        self._name(request_id)
-
-    def blocked(self, request_id: str) -> None:
-        super().blocked(request_id)
-        self._name(request_id)
-
-    def update_started(self) -> None:
-        super().update_started()
-        self._calls.session_opened()
-
-    def _name(self, request_id: str) -> None:
-        if (name := handle(request_id)) != request_id:
-            self._names[request_id] = name
-            if len(self._names) > MOST_NAMES:
-                del self._names[next(iter(self._names))]
+    def update_failed(self, phase: Literal["start", "update", "finish"], *, wrote: bool, why: str) -> None:
+        super().update_failed(phase, wrote=wrote, why=why)
+        if wrote:
+            self._calls.session_ended()
 
     def _begin(self) -> None:
         if self._began_ns is None:
             self._began_ns = time.monotonic_ns()
 
 
-def _renamed(value: Any, names: Mapping[str, str]) -> Any:
-    match value:
-        case str():
-            return names.get(value, value)
-        case msgspec.Struct():
-            return replace(value, **{name: _renamed(getattr(value, name), names) for name in value.__struct_fields__})
-        case tuple():
-            items = [_renamed(item, names) for item in value]
-            return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    return value
+class GuardedRecorder(Observer):
+    """Records an engine that serves anybody: whatever goes wrong in a recorder once its log has begun ends the recording, with
+    one warning, and nothing else. Where nothing is recorded any more, nothing is done.
+
+    Args and raises: as for `Recorder`.
+    """
+
+    def __init__(self, folder: str, opened: str) -> None:
+        self._recorder = Recorder(folder, opened)
+        self.attached = self._recorder.attached
+        for name in vars(Observer).keys() - {"attached"}:
+            if not name.startswith("_"):
+                setattr(self, name, self._guarded(getattr(self._recorder, name)))
+
+    def _guarded(self, tell: Callable[..., None]) -> Callable[..., None]:
+        def told(*args: Any, **kwargs: Any) -> None:
+            if self._recorder.recording:
+                try:
+                    tell(*args, **kwargs)
+                except Exception as error:
+                    self._recorder.give_up(f"{type(error).__name__}: {error}")
+
+        return told
 
 
 def _in_order(events: list[Event]) -> list[Event]:

@@ -15,8 +15,9 @@ _HANDLE: TypeAdapter[str] = TypeAdapter(Handle)
 
 @lru_cache(maxsize=65_536)
 def handle(request_id: str) -> str:
-    """A request id as logs can have it: what is no handle of a request keeps its beginning and gets a digest."""
+    """A request id, any string, as logs can have it: what is no handle of a request keeps its beginning and gets a digest."""
     try:
         return _HANDLE.validate_python(request_id)
     except ValidationError:
-        return re.sub(r"[^A-Za-z0-9_.:-]", "_", request_id)[:40] + "-" + hashlib.sha256(request_id.encode()).hexdigest()[:16]
+        said = request_id.encode("utf-8", "surrogatepass")  # JSON can bring half a character
+        return re.sub(r"[^A-Za-z0-9_.:-]", "_", request_id)[:40] + "-" + hashlib.sha256(said).hexdigest()[:16]

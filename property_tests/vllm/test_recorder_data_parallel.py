@@ -130,8 +130,8 @@ def test_ranks_are_explained_each_and_hold(run, experts):
 
 @EXPERTS
 def test_where_pauses_meet_ranks_are_explained_each_and_break_what_one_engine_breaks(run, experts):
+    # The last resume may begin a wave, in which a rank waits for one that has shut down, and is killed: its log then has no end.
     log = run(collide, experts)
-    assert log.closed
     trial = review(log, None)
     explanation = trial.verdict.explanation
     assert explanation is not None and explanation.mismatch is None, explanation

@@ -110,6 +110,7 @@ def test_requests_are_aborted_by_their_ids(client: httpx.Client):
     assert [choice["finish_reason"] for choice in answers[0]["choices"]] == ["abort"] * 4
 
 
+JSON = {"Content-Type": "application/json"}
 BAD_ARGUMENTS = {
     "an unknown mode": ("/pause", {"params": {"mode": "freeze"}}, "mode"),
     "a misspelt parameter": ("/pause", {"params": {"moed": "keep"}}, "moed"),
@@ -117,6 +118,9 @@ BAD_ARGUMENTS = {
     "a flag that is none": ("/pause", {"params": {"clear_cache": "perhaps"}}, "clear_cache"),
     "no ids": ("/abort_requests", {"json": {"request_ids": []}}, "request_ids"),
     "ids that are numbers": ("/abort_requests", {"json": {"request_ids": [1]}}, "request_ids"),
+    "half a character": ("/abort_requests", {"content": rb'{"request_ids": ["\ud800"]}', "headers": JSON}, r"\ud800"),
+    "a field called so": ("/abort_requests", {"content": rb'{"\ud800": 1}', "headers": JSON}, r"\ud800"),
+    "a model called so": ("/v1/completions", {"content": rb'{"prompt": [1], "model": "\ud800"}', "headers": JSON}, r"\ud800"),
     "an unknown backend": ("/init_weight_transfer_engine", {"json": {"init_info": {"backend": "nccl"}}}, "backend"),
     "a pickle": ("/update_weights", {"json": {"update_info": {"ipc_handles_pickled": "gASVAA=="}}}, "ipc_handles_pickled"),
     "an empty version": ("/finish_weight_update", {"json": {"weight_version": ""}}, "weight_version"),
