@@ -239,13 +239,3 @@ def test_a_step_that_raises_is_the_last_thing_in_the_log(make_core, tmp_path, mo
     closed = log.entries[-1].event
     assert isinstance(closed, Closed) and closed.why == "failed"
     assert explain(log.entries).mismatch is None
-
-
-def test_an_id_that_is_no_handle_gets_one():
-    pytest.importorskip("vllm")
-    from harness.backends.vllm.recorder import handle
-
-    assert handle("cmpl-7f3a-0-12ab34cd") == "cmpl-7f3a-0-12ab34cd"
-    odd, other = handle("mine and mine alone"), handle("mine and mine aloud")
-    assert odd != other and odd.startswith("mine_and_mine_alone-")
-    assert len(handle("x" * 500)) <= 64
