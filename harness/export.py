@@ -81,7 +81,7 @@ def script(scenario: Scenario, *, to: str, profile: str) -> str:
         "PROMISE": f"{violation.invariant}: {violation.sentence}; expected {violation.expected}",
         "PROFILE": profile,
         "ENGINE": _engine_arguments(shape),
-        "ACTIONS": _literal(recorded.actions),
+        "ACTIONS": _literal(recorded.up_to[op]),
         "OP": op,
         "EXPECTED": tuple(recorded.observations[op]),
     }
@@ -100,6 +100,8 @@ class _Recorded:
     def __init__(self, scenario: Scenario, profile: Profile) -> None:
         self.actions: list[tuple[Any, ...]] = []
         self.observations: dict[int, Observation] = {}
+        self.up_to: dict[int, list[tuple[Any, ...]]] = {}
+        """For each call, the actions until it had returned."""
         self._name = str(scenario.path or scenario.name)
         self._entries: list[Entry] = []
         self._replay = Replay()
@@ -142,6 +144,7 @@ class _Recorded:
         elif isinstance(event, Returned):
             state = self._replay.state()
             live = sorted(request.id for request in (*state.running, *state.waiting))
+            self.up_to[event.op] = list(self.actions)
             self.observations[event.op] = Observation(
                 "refused" if event.error else "ok", live, state.pause_mode is not None, bool(state.digests), dict(self._labels)
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 import msgspec
@@ -28,6 +29,23 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
     cause: tuple[Cause, ...] = ()
     """Earliest first."""
 
+    @property
+    def wording(self) -> str:
+        """What tells it from other violations of its invariant."""
+        return wording(self.sentence, self.expected)
+
+
+def wording(sentence: str, expected: str = "") -> str:
+    """A sentence and what was expected, without the values: two failures with one wording are taken for one.
+
+    Numbers and names of requests and versions in the sentence are replaced. Of what was expected, lists in brackets and words that
+    hold a digit are left out: `entries of epoch 2 only, as a clear was promised` keeps its promise and loses its epoch.
+    """
+    words = re.sub(r"(?<![\w.])\d+(?![\w.])", "N", sentence)
+    words = re.sub(r"\bv\d+\b", "V", re.sub(r"\br\d+\b", "R", words))
+    promise = " ".join(word for word in re.sub(r"\[[^]]*]", "", expected).split() if not re.search(r"\d", word))
+    return f"{words}; expected {promise}" if promise else words
+
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     """What one invariant says about one log."""
@@ -37,7 +55,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     """Why it is not checkable, how much was violated, or what of a log without an end was left unjudged."""
     violations: tuple[Violation, ...] = ()
-    """The first few; `more` counts the rest."""
+    """The first few, and the first of each other wording; `more` counts the rest."""
     more: int = 0
     checked: int = 0
     """How many checks were made, where they are counted: each fails with one violation."""

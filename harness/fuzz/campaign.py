@@ -2,7 +2,8 @@
 
 Seeds are handed out in slices of half a second. A worker that is killed loses its slice, which is handed out again; one
 that dies twice in the same case, or does not come back from it, has found something. Everything done is in the ledger of
-the run folder, so that a campaign goes on where it was stopped.
+the run folder, so that a campaign goes on where it was stopped. Scenario files are run first: nothing is new before it
+is known what they show.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from harness.fuzz.case import API_TRUTH, Case, Finding, Signature
 from harness.fuzz.hunt import Failed, Tally, primary
 from harness.fuzz.known import Known
 from harness.fuzz.ledger import Ledger, Plan, read_ledger
-from harness.fuzz.team import Died, Hung, Team, Worker
+from harness.fuzz.team import Died, Hung, Team, Unplaced, Worker
 from harness.fuzz.worker import Grown, Hunt, Hunted, Recall, Recalled, Refusal, Shrink, Shrunk, Task
 
 SLICE_CASES = 1024
@@ -68,6 +69,14 @@ class Result:
     """Workers that died and were replaced."""
     leaks: list[int] = field(default_factory=list)
     """Megabytes by which each worker had grown that was replaced for it."""
+    unplaced: int = 0
+    """Workers for whom there was no room."""
+    failing: int = 0
+    """Cases that failed, each once however much it shows."""
+    uncounted: int = 0
+    """Those of them that no failure counts: what is known was not recalled when the campaign ended."""
+    not_recalled: dict[str, str] = field(default_factory=dict)
+    """Scenario files of which it is not known what they show, and why."""
 
     @property
     def new(self) -> list[Failure]:
@@ -105,14 +114,18 @@ class Campaign:
         self._jobs = jobs
         self._seconds = seconds
         self._known = {one.signature: one.source for one in known}
-        self._untouched: list[Task] = [Recall(tuple(map(str, files)))] if files else []
-        """What comes before all else: the recall, and what a worker left undone that took no more."""
-        self._recalling = bool(files)
-        """What the files show is not known yet."""
+        self._files = tuple(map(str, files))
+        self._shown: dict[str, Sequence[Known]] = {}
+        """What each file shows, of those of which that is known or will not be."""
+        self._untouched: deque[Task] = deque(map(Recall, self._files))
+        """What comes before all else: the recalls, and what a worker left undone that took no more."""
+        self._not_recalled: dict[str, str] = {}
+        self._lost: set[str] = set()
+        """Files that a worker was lost at, once."""
         self._progress = progress
         self._tally = Tally()
         self._failures: dict[Signature, Failure] = {}
-        self._uncounted: list[Failed] = []
+        self._uncounted: deque[Failed] = deque()
         self._to_shrink: deque[Failure] = deque()
         self._again: deque[range] = deque()
         self._next = plan.seed
@@ -120,8 +133,10 @@ class Campaign:
         self._deaths_at: Counter[int] = Counter()
         self._deaths = 0
         self._begun = False
-        """Some worker has done some case."""
+        """Some worker has done something."""
         self._leaks: list[int] = []
+        self._unplaced = 0
+        self._failing = 0
         self._workers: list[Worker] = []
 
     def run(self) -> Result:
@@ -131,7 +146,7 @@ class Campaign:
             BackendError, CampaignError: the engine cannot be started.
         """
         began = time.monotonic()
-        self._recall()
+        self._take_up()
         self._ledger = Ledger(self._folder, self.plan)
         interrupted = False
         try:
@@ -144,24 +159,29 @@ class Campaign:
                 worker.end()
             self._team.close()
             self._ledger.close()
-        self._recalled()
-        failures = self._merged()
-        seconds = time.monotonic() - began
         return Result(
-            tally=self._tally, failures=failures, seconds=seconds, interrupted=interrupted, deaths=self._deaths, leaks=self._leaks
+            tally=self._tally,
+            failures=self._merged(),
+            seconds=time.monotonic() - began,
+            interrupted=interrupted,
+            deaths=self._deaths,
+            leaks=self._leaks,
+            unplaced=self._unplaced,
+            failing=self._failing,
+            uncounted=len(self._uncounted),
+            not_recalled={**self._not_recalled, **dict.fromkeys(self._recalling, "the campaign ended before")},
         )
 
     # What is to be done.
 
-    def _recall(self) -> None:
+    def _take_up(self) -> None:
         """Take up what the folder's ledger says was done."""
         try:
             past = read_ledger(self._folder)
         except BadInput:
             return
         self._tally, self._done = past.tally, past.done
-        self._uncounted += past.failed
-        self._count()
+        self._count(past.failed)
 
     def _work(self, until: float | None) -> None:
         deadline = None
@@ -193,10 +213,10 @@ class Campaign:
 
     def _task(self, *, hunting: bool) -> Task | None:
         if self._untouched:
-            return self._untouched.pop()
+            return self._untouched.popleft()
         if self._to_shrink:
             failure = self._to_shrink.popleft()
-            return Shrink(failure.first.seed, failure.shown.id, frozenset(self._known))
+            return Shrink(failure.first.seed, failure.signature, frozenset(self._known))
         return self._slice() if hunting else None
 
     def _slice(self) -> Hunt | None:
@@ -225,12 +245,18 @@ class Campaign:
                     self._hunted(word, task)
                 case Shrunk():
                     self._shrunk(word)
-                case Recalled(known=known):
-                    self._recalled(known)
+                case Recalled(file=file, known=known, not_run=why):
+                    self._begun = True
+                    self._recalled(file, known, why)
                 case Grown(megabytes=megabytes):
                     self._leaks.append(megabytes)
                     self._dismiss(worker)
                     self._give_back(task)
+                case Unplaced():
+                    self._unplaced += 1
+                    self._dismiss(worker)
+                    self._give_back(task)
+                    self._jobs = max(1, len(self._workers))
                 case Refusal(message=message):
                     raise CampaignError(message)
                 case Died():
@@ -244,21 +270,30 @@ class Campaign:
         self._ledger.hunted(report.first, report.count, report.tally, report.failed)
         self._tally.merge(report.tally)
         self._done.update(range(report.first, report.first + report.count))
-        self._uncounted += report.failed
-        self._count()
+        self._count(report.failed)
         if isinstance(task, Hunt) and report.count < task.count:
             self._again.append(range(report.first + report.count, task.first + task.count))
 
-    def _recalled(self, known: Sequence[Known] = ()) -> None:
-        """All is known that will be."""
-        self._known |= {one.signature: one.source for one in known}
-        self._recalling = False
-        self._count()
+    def _recalled(self, file: str, known: Sequence[Known], why_not: str) -> None:
+        """What the file shows is known; or it will not be, for a reason."""
+        self._shown[file] = known
+        if why_not:
+            self._not_recalled[file] = why_not
+        if not self._recalling:
+            self._known |= {one.signature: one.source for file in self._files for one in self._shown[file]}
+            self._count()
 
-    def _count(self) -> None:
+    @property
+    def _recalling(self) -> list[str]:
+        """The files that are still to be run: nothing is new before."""
+        return [file for file in self._files if file not in self._shown]
+
+    def _count(self, failing: Sequence[Failed] = ()) -> None:
         """Each case under what it is reported as, and under all that it shows of what is known; once that is known."""
+        self._failing += len(failing)
+        self._uncounted += failing
         while self._uncounted and not self._recalling:
-            failed = self._uncounted.pop(0)
+            failed = self._uncounted.popleft()
             shown = {Signature.of(finding): finding for finding in reversed(failed.findings)}
             reported = Signature.of(primary(failed.findings, self._known))
             for signature in (reported, *(self._known.keys() & shown.keys() - {reported})):
@@ -273,9 +308,9 @@ class Campaign:
         return self._failures[signature]
 
     def _shrunk(self, report: Shrunk) -> None:
-        for failure in self._failures.values():
-            if failure.first.seed == report.seed and report.finding is not None and failure.signature.id == report.finding.id:
-                failure.minimal, failure.ended, failure.finding = report.case, report.ended, report.finding
+        if report.finding is not None:
+            failure = self._failures[report.signature]
+            failure.minimal, failure.ended, failure.finding = report.case, report.ended, report.finding
 
     def _died(self, died: Died, task: Task | None) -> None:
         """Once may be anybody's doing: the slice is run again. Twice in one case is the engine's."""
@@ -295,7 +330,7 @@ class Campaign:
     def _again_without(self, seed: int | None, task: Task | None, sentence: str, stack: str = "") -> None:
         """Run a lost slice again, less the seed that took the worker down, which is a finding. A lost shrinking stays lost."""
         if isinstance(task, Recall):
-            self._recalled()
+            self._lost_at(task, sentence)
         if not isinstance(task, Hunt):
             return
         end = task.first + task.count
@@ -307,6 +342,14 @@ class Campaign:
         self._hunted(lost, None)
         self._to_shrink = deque(one for one in self._to_shrink if one.first.seed != seed)
         self._again += [part for part in (range(task.first, seed), range(seed + 1, end)) if len(part)]
+
+    def _lost_at(self, recall: Recall, sentence: str) -> None:
+        """A file is run again, after the others; lost twice, it is named."""
+        if recall.file in self._lost:
+            self._recalled(recall.file, (), sentence)
+        else:
+            self._lost.add(recall.file)
+            self._untouched.append(recall)
 
     def _give_back(self, task: Task | None) -> None:
         """What a worker was given that had just stopped taking any; nobody has begun with it."""

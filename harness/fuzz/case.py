@@ -6,10 +6,9 @@ a case that fails is a scenario file that fails; and it is quick, because findin
 
 from __future__ import annotations
 
-import re
 import traceback
 from bisect import bisect_right
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
@@ -39,6 +38,7 @@ from harness.operations import (
     to_data,
 )
 from harness.scenario import EngineShape, Expect, Scenario
+from harness.verdict import wording
 
 Answer = TypeVar("Answer")
 
@@ -97,6 +97,8 @@ class Finding:
     seq: int
     """Number of the event at which it showed."""
     sentence: str
+    expected: str = ""
+    """What the invariant promises instead."""
     detail: str = ""
     """Where an engine died or hung: its stack."""
 
@@ -106,16 +108,19 @@ class Signature(NamedTuple):
 
     id: str
     words: str
-    """The sentence of the finding, every name of a request or a version and every number replaced."""
+    """What it says and what was promised instead, without names of requests and versions, numbers and lists; as `wording` has it."""
 
     @classmethod
     def of(cls, finding: Finding) -> Signature:
-        return cls.worded(finding.id, finding.sentence)
+        return cls(finding.id, wording(finding.sentence, finding.expected))
 
-    @classmethod
-    def worded(cls, id: str, sentence: str) -> Signature:
-        words = re.sub(r"(?<![\w.])\d+(?![\w.])", "N", sentence)
-        return cls(id, re.sub(r"\bv\d+\b", "V", re.sub(r"\br\d+\b", "R", words)))
+
+def distinct(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The first of each signature, in the order in which they showed."""
+    first: dict[Signature, Finding] = {}
+    for finding in sorted(findings, key=lambda finding: finding.seq):
+        first.setdefault(Signature.of(finding), finding)
+    return tuple(first.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +183,7 @@ def run_case(
         told = f"in {run.during}: no answer within {hang_s:g} s"
         run.give_up(f"the engine hangs {told}", f"{told}: it hangs", hang)
     except EngineCrashed as crash:
-        run.give_up(f"the engine crashed {crash}", str(crash), crash.__cause__ or crash)
+        run.give_up(crashed(str(crash)), str(crash), crash.__cause__ or crash)
     finally:
         backend.stop()
     return run.outcome()
@@ -205,7 +210,7 @@ class _Run:
         self._failed = False
         """A forward pass broke: the engine is not asked for more."""
         self._ended = ""
-        self._findings: dict[Signature, Finding] = {}
+        self._findings: list[Finding] = []
 
     def start(self) -> None:
         info = self.backend.start(self._case.engine)
@@ -241,10 +246,10 @@ class _Run:
         judge.feed(self._log)
         for judgement in judge.finish():
             for violation in judgement.violations:
-                self._find(judgement.invariant, violation.seq, violation.sentence)
+                self._find(judgement.invariant, violation.seq, violation.sentence, expected=violation.expected)
         return Outcome(
             case=replace(self._case, operations=(*self._performed, *self._owed())),
-            findings=tuple(sorted(self._findings.values(), key=lambda finding: finding.seq)),
+            findings=distinct(self._findings),
             operations=len(self._begins),
             ended=self._ended,
             entries=self._log,
@@ -331,11 +336,10 @@ class _Run:
         if (mismatch := explainer.mismatch) is not None:
             self._find(CONFORMANCE, mismatch.seq, mismatch.sentence, f"expected {mismatch.expected}\ngot {mismatch.got}")
 
-    def _find(self, id: str, seq: int, sentence: str, detail: str = "", operations: int | None = None) -> None:
+    def _find(self, id: str, seq: int, sentence: str, detail: str = "", *, expected: str = "", operations: int | None = None) -> None:
         if operations is None:
             operations = bisect_right(self._begins, seq)
-        finding = Finding(id=id, operations=operations, seq=seq, sentence=sentence, detail=detail)
-        self._findings.setdefault(Signature.of(finding), finding)
+        self._findings.append(Finding(id=id, operations=operations, seq=seq, sentence=sentence, expected=expected, detail=detail))
 
     def _asleep(self) -> bool:
         return self._ask("state", self.backend.state).sleep_level is not None
@@ -355,6 +359,11 @@ class _Run:
         if not (state.running or state.waiting or state.blocked):
             return "drained"
         return "paused" if state.pause_mode is not None else "stalled"
+
+
+def crashed(told: str) -> str:
+    """What is wrong with an engine that raised something that is no answer; `told`: what, and in what."""
+    return f"the engine crashed {told}"
 
 
 def not_drained(ended: str, entries: Sequence[Entry]) -> str:
@@ -381,7 +390,7 @@ def back_into_service(refused: Callable[[], str | None], *, asleep: Callable[[],
     if refused() == "out-of-service":
         yield Pause(mode="keep", clear_cache=True)
         yield Step()  # An engine that steps asynchronously has one in flight: only when that has landed is the pause effective.
-        yield SwapWeights(source=_ORIGINAL, version="back")
+        yield SwapWeights(source=_ORIGINAL, version="v0")
         yield Resume()
 
 

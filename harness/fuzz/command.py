@@ -154,8 +154,7 @@ def _leave(result: Result, plan: Plan, folder: RunFolder, asked: Asked, known: S
 
 def _test_cases(result: Result, plan: Plan, paths: Mapping[int, Path]) -> list[TestCase]:
     """One for each new failure, and one that passed for all the cases that showed none."""
-    failed = sum(failure.count for failure in result.failures)
-    clean = TestCase(name=f"{result.tally.cases - failed} cases from seed {plan.seed}", seconds=result.seconds)
+    clean = TestCase(name=f"{result.tally.cases - result.failing} cases from seed {plan.seed}", seconds=result.seconds)
     tests = [clean]
     for index, failure in enumerate(result.new):
         finding = failure.finding or failure.shown

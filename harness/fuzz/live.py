@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from harness.backends import LiveBackend
 from harness.events import Answered, Asked, Entry, Launched
 from harness.execute import Listener
-from harness.fuzz.case import API_TRUTH, CONFORMANCE, ENDS, Case, Finding, Outcome, back_into_service, not_drained
+from harness.fuzz.case import API_TRUTH, CONFORMANCE, ENDS, Case, Finding, Outcome, back_into_service, crashed, distinct, not_drained
 from harness.operations import DRIVER_VERBS, Operation
 from harness.trial import Trial, run_live_trial
 
@@ -68,18 +68,25 @@ class _Recovery:
 
 def _outcome(case: Case, trial: Trial, *, drained: bool) -> Outcome:
     begins = [entry.seq for entry in trial.entries if isinstance(entry.event, Asked | Launched)]
-    last, closed = trial.entries[-1].seq, trial.closed
+    closed = trial.closed
     ended = closed.why if closed is not None else "crashed"
-    found = [(judgement.invariant, one.seq, one.sentence, "") for judgement in trial.verdict.judgements for one in judgement.violations[:1]]
+    findings = [
+        Finding(id=id, operations=sum(begin <= seq for begin in begins), seq=seq, sentence=sentence, expected=expected, detail=detail)
+        for id, seq, sentence, expected, detail in _found(trial, ended, drained=drained)
+    ]
+    return Outcome(case=case, findings=distinct(findings), operations=len(begins), ended=ended, entries=trial.entries)
+
+
+def _found(trial: Trial, ended: str, *, drained: bool) -> Iterator[tuple[str, int, str, str, str]]:
+    """All that is wrong: id, event, sentence, what was promised instead, and detail."""
+    last, closed = trial.entries[-1].seq, trial.closed
+    for judgement in trial.verdict.judgements:
+        for one in judgement.violations:
+            yield judgement.invariant, one.seq, one.sentence, one.expected, ""
     explanation = trial.verdict.explanation
     if explanation is not None and (mismatch := explanation.mismatch) is not None:
-        found.append((CONFORMANCE, mismatch.seq, mismatch.sentence, f"expected {mismatch.expected}\ngot {mismatch.got}"))
-    if ended == "crashed" and all(id != API_TRUTH for id, *_ in found):
-        found.append((API_TRUTH, last, f"the engine crashed {closed.error if closed is not None else ''}", ""))
+        yield CONFORMANCE, mismatch.seq, mismatch.sentence, "", f"expected {mismatch.expected}\ngot {mismatch.got}"
+    if ended == "crashed":
+        yield API_TRUTH, last, crashed(closed.error if closed is not None else "and nothing says how the run ended"), "", ""
     elif drained and ended != "drained":
-        found.append((ENDS, last, not_drained(ended, trial.entries), ""))
-    findings = [
-        Finding(id=id, operations=sum(begin <= seq for begin in begins), seq=seq, sentence=sentence, detail=detail)
-        for id, seq, sentence, detail in sorted(found, key=lambda one: one[1])
-    ]
-    return Outcome(case=case, findings=tuple(findings), operations=len(begins), ended=ended, entries=trial.entries)
+        yield ENDS, last, not_drained(ended, trial.entries), "", ""

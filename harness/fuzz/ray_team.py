@@ -26,7 +26,7 @@ except ModuleNotFoundError as error:
 
 from harness.errors import BadInput
 from harness.fuzz.hunt import Settings
-from harness.fuzz.team import Died, Process, Word
+from harness.fuzz.team import Died, Process, Unplaced, Word
 from harness.fuzz.worker import Task
 
 LISTEN_S = 0.2
@@ -76,11 +76,16 @@ class RayWorker:
         except RayActorError as error:
             return Died(None, f"was lost by the cluster: {str(error).splitlines()[0]}")
 
-    def is_overdue(self) -> bool:
-        """Whether the cluster has had no place for it."""
+    @property
+    def started(self) -> bool:
         if self._starting:
             _, self._starting = ray.wait(self._starting, timeout=0)
-        return bool(self._starting) and time.monotonic() - self._hired > START_S
+        return not self._starting
+
+    @property
+    def overdue(self) -> bool:
+        """Whether the cluster has had no place for it."""
+        return not self.started and time.monotonic() - self._hired > START_S
 
     def end(self) -> None:
         ray.kill(self._slot)
@@ -103,6 +108,8 @@ class RayTeam:
     def __init__(self, engine: str, settings: Settings, address: str) -> None:
         self._engine = engine
         self._settings = settings
+        self._begun = False
+        """Some worker has started."""
         try:
             _call(address)
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
@@ -118,15 +125,18 @@ class RayTeam:
         """As everyone listens.
 
         Raises:
-            BadInput: the cluster has too few CPUs for so many workers.
+            BadInput: the cluster has had no CPU for any worker so far.
         """
         by_word = {worker.word: worker for worker in workers}
         ready, _ = ray.wait(list(by_word), num_returns=len(by_word), timeout=seconds)
         for word in ready:
             yield by_word[word], by_word[word].hear()
-        if any(worker.is_overdue() for worker in workers):
-            cpus = ray.cluster_resources().get("CPU", 0)
-            raise BadInput(f"--ray: no CPU came free for one of the workers in {START_S:g} s (the cluster has {cpus:g}); lower --jobs")
+        self._begun = self._begun or any(worker.started for worker in workers)
+        for worker in [worker for worker in workers if worker.overdue]:
+            if not self._begun:
+                free, cpus = (kind().get("CPU", 0) for kind in (ray.available_resources, ray.cluster_resources))
+                raise BadInput(f"--ray: no worker started in {START_S:g} s; {free:g} of the cluster's {cpus:g} CPUs are free, each takes 1")
+            yield worker, Unplaced()
 
     def close(self) -> None:
         ray.shutdown()

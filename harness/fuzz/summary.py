@@ -55,6 +55,9 @@ def words(result: Result, plan: Plan, paths: dict[int, Path], folder: Path) -> s
     lines = [line for index, failure in enumerate(result.new) for line in _failure(failure, plan, paths.get(index))]
     known = [failure for failure in result.failures if failure.known is not None]
     lines += [_row("known", f"{one.signature.id}, {_counted(one.count, 'case')}: {one.known}") for one in known]
+    lines += [_row("not recalled", f"{file}: {why}") for file, why in result.not_recalled.items()]
+    if result.uncounted:
+        lines.append(_row("not counted", f"{_counted(result.uncounted, 'case')} that failed: what is known was not recalled"))
     tally = result.tally
     rate = tally.operations / tally.seconds if tally.seconds else 0.0
     lines += [_row("cases", f"{tally.cases:,}, {tally.operations:,} operations and steps, {rate:,.0f}/s a process, {result.seconds:.1f} s")]
@@ -62,6 +65,8 @@ def words(result: Result, plan: Plan, paths: dict[int, Path], folder: Path) -> s
     lines += [_row("ended", _counts(tally.ended))]
     if result.deaths:
         lines.append(_row("processes", f"{result.deaths} died and were replaced; their cases were run again"))
+    if result.unplaced:
+        lines.append(_row("processes", f"{result.unplaced} found no room on the cluster; their cases were run by the others"))
     if result.leaks:
         lines.append(_row("leaks", f"{len(result.leaks)} processes had grown by {max(result.leaks):,} MB and were replaced"))
     lines += [_row(verdict(result).upper(), _verdict(result, plan)), _row("log", str(folder))]
@@ -70,10 +75,10 @@ def words(result: Result, plan: Plan, paths: dict[int, Path], folder: Path) -> s
 
 
 def verdict(result: Result) -> str:
-    """`violated` if there is a new failure, `unknown` if nothing was run or it was interrupted, else `holds`."""
+    """`violated` if there is a new failure, `unknown` if nothing was run, it was interrupted or cases were not counted, else `holds`."""
     if result.new:
         return "violated"
-    return "unknown" if result.interrupted or not result.tally.cases else "holds"
+    return "unknown" if result.interrupted or result.uncounted or not result.tally.cases else "holds"
 
 
 def data(result: Result, plan: Plan, paths: dict[int, Path], folder: Path) -> dict[str, Any]:
@@ -83,6 +88,7 @@ def data(result: Result, plan: Plan, paths: dict[int, Path], folder: Path) -> di
         {
             "id": failure.signature.id,
             "sentence": (failure.finding or failure.shown).sentence,
+            "expected": (failure.finding or failure.shown).expected,
             "known": None,
             "cases": failure.count,
             "seed": failure.first.seed,
@@ -110,6 +116,9 @@ def data(result: Result, plan: Plan, paths: dict[int, Path], folder: Path) -> di
         "ended": dict(tally.ended),
         "deaths": result.deaths,
         "leaks": result.leaks,
+        "unplaced": result.unplaced,
+        "cases_not_counted": result.uncounted,
+        "not_recalled": result.not_recalled,
     }
 
 
@@ -125,6 +134,8 @@ def _failure(failure: Failure, plan: Plan, path: Path | None) -> list[str]:
     also = "; also " + ", ".join(ids) if (ids := _also(failure)) else ""
     after = _counted(failure.shown.operations, "operation")
     lines = [_row("violated", f"{finding.id}: {finding.sentence}")]
+    if finding.expected:
+        lines.append(_row("", f"expected {finding.expected}"))
     lines += [_row("", f"{_counted(failure.count, 'case')}, first seed {first.seed} after {after}{also}")]
     lines += [_row("", line) for line in finding.detail.splitlines()[-STACK_LINES:]]
     if path is not None and failure.minimal is not None:

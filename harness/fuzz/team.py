@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
 from harness.fuzz.hunt import Settings
-from harness.fuzz.worker import NOBODY, SEED, SINCE, Report, Task, work
+from harness.fuzz.worker import FILE, NOBODY, SEED, SINCE, Report, Task, work
 
 GRACE_S = 5.0
 """How much longer than the engine's own limit a worker gets before it is taken for one that never comes back."""
@@ -23,7 +23,7 @@ class Died(NamedTuple):
     """In place of a report: the worker is gone."""
 
     seed: int | None
-    """The case that it was at."""
+    """The case that it was at; None: at none."""
     how: str
     """In words: `was ended by signal 9 (SIGKILL)`."""
 
@@ -32,13 +32,18 @@ class Hung(NamedTuple):
     """In place of a report: the worker has not come back from a case, nor let itself be interrupted. It is to be ended."""
 
     seed: int | None
+    """The case; None: that of a scenario file."""
     limit_s: float
     """How long it was given."""
     stack: str
     """What it is doing, as faulthandler tells; empty if it cannot tell any more."""
 
 
-Word = Report | Died | Hung
+class Unplaced(NamedTuple):
+    """In place of a report: there is no room for the worker. It has not begun, and is to be ended."""
+
+
+Word = Report | Died | Hung | Unplaced
 
 
 class Worker(Protocol):
@@ -103,7 +108,7 @@ class Process:
             except (EOFError, ConnectionResetError):
                 self._process.join()
                 return Died(self._seed, _how_it_ended(self._process.exitcode or 0))
-        if self._seed is not None and time.monotonic() - self._at[SINCE] > self._limit_s:
+        if self._at[SEED] != NOBODY and time.monotonic() - self._at[SINCE] > self._limit_s:
             return Hung(self._seed, self._limit_s, self._stack())
         return None
 
@@ -117,7 +122,7 @@ class Process:
     def _seed(self) -> int | None:
         """The seed that it is at."""
         seed = self._at[SEED]
-        return None if seed == NOBODY else int(seed)
+        return None if seed in (NOBODY, FILE) else int(seed)
 
     def _stack(self) -> str:
         assert self._process.pid is not None

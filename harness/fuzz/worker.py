@@ -17,7 +17,7 @@ from multiprocessing.sharedctypes import SynchronizedArray
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.backends import Backend, LiveBackend, make_any_backend
+from harness.backends import Backend, CannotRun, LiveBackend, make_any_backend
 from harness.errors import BadInput
 from harness.fuzz.case import API_TRUTH, Case, Finding, Signature, run_case
 from harness.fuzz.generate import case_of
@@ -30,8 +30,10 @@ SLICE_S = 0.5
 """A worker reports at least so often: what it has not reported is what a kill costs."""
 HANG_IN_SHRINK_S = 5.0
 """While a hang is shrunk, the engine gets no longer than this."""
-NOBODY, SEED, SINCE = -1.0, 0, 1
-"""In the shared array: the seed at work (NOBODY if none), and since when, as `time.monotonic()`."""
+SEED, SINCE = 0, 1
+"""In the shared array: the seed at work, or one of those below, and since when, as `time.monotonic()`."""
+NOBODY, FILE = -1.0, -2.0
+"""In the place of a seed: nothing is at work; a scenario file is."""
 
 
 class Hunt(NamedTuple):
@@ -42,23 +44,26 @@ class Hunt(NamedTuple):
 
 
 class Shrink(NamedTuple):
-    """Task: cut the case of this seed down to what shows the finding, or another of its id that is not known."""
+    """Task: cut the case of this seed down to what shows the failure, or another of its id that is not known."""
 
     seed: int
-    id: str
+    signature: Signature
     known: frozenset[Signature]
 
 
 class Recall(NamedTuple):
-    """Task: run these scenario files and tell what fails."""
+    """Task: run this scenario file and tell what fails."""
 
-    files: tuple[str, ...]
+    file: str
 
 
 class Recalled(NamedTuple):
-    """Report: what the files show on this engine, hence known failures."""
+    """Report: what the file shows on this engine, hence known failures."""
 
-    known: tuple[Known, ...]
+    file: str
+    known: tuple[Known, ...] = ()
+    not_run: str = ""
+    """Why that is not known: the file cannot be read, or the engine cannot be brought to run it."""
 
 
 class Hunted(NamedTuple):
@@ -73,7 +78,8 @@ class Hunted(NamedTuple):
 class Shrunk(NamedTuple):
     """Report: the smallest case, how it ended, and what it shows; `finding` is None if the seed does not show it again."""
 
-    seed: int
+    signature: Signature
+    """What was to be shrunk."""
     case: Case
     ended: str
     finding: Finding | None
@@ -128,8 +134,8 @@ class _Worker:
                     report = self._hunt(task)
                 case Shrink():
                     report = self._shrink(task)
-                case Recall(files=files):
-                    report = Recalled(tuple(known for file in files for known in recall(file, self._backend, self._settings)))
+                case Recall():
+                    report = self._recall(task)
             self._connection.send(report)
             self._at[SEED] = NOBODY
             grown = _megabytes() - (self._megabytes or _megabytes())
@@ -158,18 +164,26 @@ class _Worker:
         tally.seconds = time.monotonic() - began
         return Hunted(task.first, tally.cases, tally, tuple(failed))
 
+    def _recall(self, task: Recall) -> Recalled:
+        self._begins()
+        self._at[SEED] = FILE
+        try:
+            return Recalled(task.file, tuple(recall(task.file, self._backend, self._settings)))
+        except CannotRun:
+            return Recalled(task.file)  # nor can a case ask for it
+        except BadInput as error:
+            return Recalled(task.file, not_run=str(error))
+
     def _shrink(self, task: Shrink) -> Shrunk:
         self._begins()
         self._at[SEED] = task.seed
-        settings = self._settings
+        settings, id = self._settings, task.signature.id
         case = case_of(task.seed, engine=settings.overrides, verbs=getattr(self._backend, "verbs", None))
         outcome = run_case(case, self._backend, explain=settings.explain, hang_s=settings.hang_s)
-        if outcome.finding(task.id, task.known) is not None:
-            hang_s = min(settings.hang_s, HANG_IN_SHRINK_S) if task.id == API_TRUTH else settings.hang_s
-            outcome = shrink(
-                outcome, task.id, self._backend, known=task.known, explain=settings.explain, hang_s=hang_s, trying=self._begins
-            )
-        return Shrunk(task.seed, outcome.case, outcome.ended, outcome.finding(task.id, task.known), outcome.operations)
+        if outcome.finding(id, task.known) is not None:
+            hang_s = min(settings.hang_s, HANG_IN_SHRINK_S) if id == API_TRUTH else settings.hang_s
+            outcome = shrink(outcome, id, self._backend, known=task.known, explain=settings.explain, hang_s=hang_s, trying=self._begins)
+        return Shrunk(task.signature, outcome.case, outcome.ended, outcome.finding(id, task.known), outcome.operations)
 
 
 def _megabytes() -> int:

@@ -15,10 +15,10 @@ from typing import Any, ClassVar, Generic, TypeVar, get_args
 from harness.client import ClientView
 from harness.events import AnyEvent, Closed, Event, Opened
 from harness.replay import NEVER, Replay, Request
-from harness.verdict import Cause, Violation
+from harness.verdict import Cause, Violation, wording
 
 REPORTED = 5
-"""Violations of one invariant that are told in full; the rest are counted."""
+"""Violations of one invariant that are told in full, beside the first of each other wording; the rest are counted."""
 
 LEVELS = {0: "client", 1: "schedule", 2: "blocks", 3: "numbers"}
 
@@ -67,6 +67,7 @@ class Promise(Watcher[State]):
         self.checked = 0
         """How many checks it made, where it counts them."""
         self._causes: set[Hashable] = set()
+        self._wordings: set[str] = set()
 
     @classmethod
     def statement(cls) -> str:
@@ -95,9 +96,11 @@ class Promise(Watcher[State]):
             if once in self._causes:
                 return
             self._causes.add(once)
-        if len(self.violations) >= REPORTED:
+        words = wording(sentence, expected)
+        if len(self.violations) >= REPORTED and words in self._wordings:
             self.more += 1
             return
+        self._wordings.add(words)
         causes = tuple(Cause(number, what) for number, what in sorted(cause) if number != NEVER)
         self.violations.append(Violation(invariant=self.id, seq=seq, sentence=sentence, expected=expected, got=got, cause=causes))
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from harness.events import Entry, Opened, Reference
 from harness.invariants.invariant import INVARIANTS, REPORTED
 from harness.invariants.judge import ClientJudge, Judge
-from harness.verdict import Judgement
+from harness.verdict import Judgement, Violation
 
 CLIENT = "client"
 """The writer of what clients saw."""
@@ -55,21 +55,32 @@ def _together(judgements: Sequence[Judgement]) -> Judgement:
     if len(said) <= 1:
         return (said or judgements)[0]
     violations = sorted((violation for judgement in said for violation in judgement.violations), key=lambda violation: violation.seq)
-    more = sum(judgement.more for judgement in said) + max(0, len(violations) - REPORTED)
+    told = _told(violations)
+    more = sum(judgement.more for judgement in said) + len(violations) - len(told)
     checked = sum(judgement.checked for judgement in said)
     if not violations:
         reason = next((judgement.reason for judgement in said if judgement.reason), "")
         return Judgement(invariant=said[0].invariant, status="holds", reason=reason, checked=checked)
-    count = len(violations[:REPORTED]) + more
+    count = len(told) + more
     reason = f"at event {violations[0].seq}" if count == 1 else f"{count} violations, the first at event {violations[0].seq}"
     return Judgement(
         invariant=said[0].invariant,
         status="violated",
         reason=reason,
-        violations=tuple(violations[:REPORTED]),
+        violations=tuple(told),
         more=more,
         checked=checked,
     )
+
+
+def _told(violations: Sequence[Violation]) -> list[Violation]:
+    """Those told in full: the first few, and the first of each other wording."""
+    told, wordings = [], set()
+    for violation in violations:
+        if len(told) < REPORTED or violation.wording not in wordings:
+            told.append(violation)
+            wordings.add(violation.wording)
+    return told
 
 
 def _unjudged(id: str, opened: Opened) -> Judgement:

@@ -6,23 +6,26 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from harness.fuzz.campaign import Campaign, CampaignError, Result
-from harness.fuzz.case import API_TRUTH, Signature
-from harness.fuzz.hunt import Settings, Tally
+from harness.fuzz.campaign import SLICE_CASES, Campaign, CampaignError, Result
+from harness.fuzz.case import API_TRUTH, Case, Finding, Signature
+from harness.fuzz.hunt import Failed, Settings, Tally
 from harness.fuzz.known import Known
 from harness.fuzz.ledger import LEDGER, LedgerError, Plan, read_ledger
-from harness.fuzz.team import LocalTeam, Word
-from harness.fuzz.worker import Grown, Hunt, Hunted
+from harness.fuzz.team import LocalTeam, Unplaced, Word
+from harness.fuzz.worker import Grown, Hunt, Hunted, Recalled, Shrunk, Task
+from harness.scenario import EngineShape
 
 ROOT = Path(__file__).parents[3]
-LEFT_BY_WAIT = Signature("mode-fidelity", "pause(wait) returned with requests unfinished")
+LEFT_BY_WAIT = Signature(
+    "mode-fidelity", "pause(wait) returned with requests unfinished; expected all requests accepted before the call finished"
+)
 """What `Wrong` shows beside a pause(abort) that leaves requests alive."""
 
 ENGINE = """
@@ -54,6 +57,24 @@ class HangsHard(Mended):
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
             while True:
                 time.sleep(0.1)
+
+class DiesAtThree(Wrong):
+    def swap_weights(self, seed, version):
+        super().swap_weights(seed, version)
+        if seed == 3:
+            os.kill(os.getpid(), signal.SIGSEGV)
+
+class RaisesAtThree(Mended):
+    def swap_weights(self, seed, version):
+        super().swap_weights(seed, version)
+        if seed == 3:
+            raise KeyError("three")
+
+class HangsAtThree(Mended):
+    def swap_weights(self, seed, version):
+        super().swap_weights(seed, version)
+        while seed == 3:
+            time.sleep(0.1)
 
 class Stillborn(Mended):
     def __init__(self, shape):
@@ -107,19 +128,21 @@ def test_a_failure_that_a_known_one_came_before_is_new_and_is_not_shrunk_to_the_
     assert any(operation.verb == "pause" and operation.mode == "wait" for operation in hidden.minimal.operations)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("when", ["", "when: {returned: s1}, "], ids=["operations", "triggers"])
+def scenario(file: Path, *entries: str) -> Path:
+    """A file with these entries of a timeline."""
+    lines = "".join(f"  - {entry}\n" for entry in entries)
+    file.write_text(f"schema: 1\nname: {file.stem}\ntimeline:\n{lines}")
+    return file
+
+
+both_kinds = pytest.mark.parametrize("when", ["", "when: {returned: s1}, "], ids=["operations", "triggers"])
+"""A case, or a scenario that is run as `caesura run` does."""
+
+
+@both_kinds
 def test_what_a_scenario_shows_on_this_engine_is_known(engines, tmp_path: Path, when: str):
-    file = tmp_path / "aborts_the_waiting.yaml"
-    file.write_text(
-        textwrap.dedent(f"""
-        schema: 1
-        name: a pause ends those that wait, too, and one that it overrides does not return as if done
-        timeline:
-          - {{submit: {{id: r1, prompt: {{tokens: 2}}}}, as: s1}}
-          - {{{when}pause: {{mode: wait}}}}
-          - pause: {{mode: abort}}
-        """)
-    )
+    entries = ("{submit: {id: r1, prompt: {tokens: 2}}, as: s1}", f"{{{when}pause: {{mode: wait}}}}", "pause: {mode: abort}")
+    file = scenario(tmp_path / "aborts_the_waiting.yaml", *entries)
     result = campaign(engines("Wrong"), tmp_path / "run", files=[file])
     assert (result.new, {one.known for one in result.failures}) == ([], {str(file)})
 
@@ -130,14 +153,60 @@ def test_a_worker_that_is_killed_costs_nothing(engines, tmp_path: Path):
     assert read_ledger(tmp_path / "run").done == set(range(150))
 
 
+SUBMIT = "{submit: {id: r1, prompt: {tokens: 2}}, as: s1}"
+
+
+def swap(when: str = "") -> str:
+    return f"{{{when}swap_weights: {{source: {{perturb: {{seed: 2, scale: 0.1}}}}}}}}"
+
+
+@both_kinds
+def test_that_a_scenario_makes_the_engine_raise_is_known(engines, tmp_path: Path, when: str):
+    file = scenario(tmp_path / "three.yaml", SUBMIT, "pause: {mode: keep}", swap(when))
+    result = campaign(engines("RaisesAtThree"), tmp_path / "run", files=[file])
+    assert (result.new, {one.known for one in result.failures}, result.not_recalled) == ([], {str(file)}, {})
+
+
+def test_a_scenario_that_takes_the_process_down_twice_is_named_and_the_others_are_recalled(engines, tmp_path: Path):
+    deadly = scenario(tmp_path / "a.yaml", "pause: {mode: keep}", swap())
+    file = scenario(tmp_path / "b.yaml", SUBMIT, "pause: {mode: wait}", "pause: {mode: abort}")
+    result = campaign(engines("DiesAtThree"), tmp_path / "run", cases=10, files=[deadly, file])
+    assert result.not_recalled == {str(deadly): "the engine's process was ended by signal 11 (SIGSEGV)"}
+    assert str(file) in {one.known for one in result.failures}
+    assert result.tally.cases == 10
+
+
+@both_kinds
+def test_a_scenario_that_hangs_is_bounded_like_a_case(engines, tmp_path: Path, when: str):
+    file = scenario(tmp_path / "three.yaml", SUBMIT, "pause: {mode: keep}", swap(when))
+    result = campaign(engines("HangsAtThree"), tmp_path / "run", cases=3, hang_s=0.5, files=[file])
+    assert result.tally.cases == 3
+    assert result.not_recalled == ({str(file): "the engine hangs: no answer within 0.5 s"} if when else {})
+
+
+def test_a_scenario_that_cannot_be_interrupted_is_killed_and_named(engines, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("harness.fuzz.team.GRACE_S", 0.5)
+    file = scenario(tmp_path / "three.yaml", "pause: {mode: keep}", swap())
+    result = campaign(engines("HangsHard"), tmp_path / "run", cases=2, hang_s=0.5, files=[file])
+    assert "cannot be interrupted" in result.not_recalled[str(file)]
+    assert result.tally.cases == 2
+
+
+def test_a_scenario_that_the_engine_cannot_run_is_passed_over_and_one_that_is_none_is_named(engines, tmp_path: Path):
+    beyond = scenario(tmp_path / "beyond.yaml", "sleep: {level: 1}")
+    broken = scenario(tmp_path / "broken.yaml", "no_such_verb: {}")
+    result = campaign(engines("Mended"), tmp_path / "run", cases=20, files=[beyond, broken])
+    assert (result.tally.cases, list(result.not_recalled)) == (20, [str(broken)])
+
+
 class Script:
     """A worker that says what it is told to, one word for each task."""
 
-    def __init__(self, *words: Callable[[Hunt], Word]) -> None:
+    def __init__(self, *words: Callable[[Any], Word]) -> None:
         self.words = iter(words)
         self.task = None
 
-    def give(self, task: Hunt) -> None:
+    def give(self, task: Task) -> None:
         self.task = task
 
     def end(self) -> None:
@@ -169,6 +238,52 @@ def test_a_slice_given_to_a_worker_that_has_grown_too_large_is_given_to_another(
     result = Campaign(Plan(engine="sim", seed=0, cases=100), tmp_path, team=team).run()
     assert (result.tally.cases, result.leaks) == (100, [2000])
     assert read_ledger(tmp_path).done == set(range(100))
+
+
+def shown(sentence: str) -> Finding:
+    return Finding(id="golden", operations=1, seq=1, sentence=sentence)
+
+
+def hunted(*failed: Failed) -> Callable[[Hunt], Word]:
+    return lambda task: Hunted(task.first, task.count, Tally(cases=task.count), failed)
+
+
+def counts(result: Result) -> dict[tuple[str, bool], int]:
+    return {(one.signature.words, one.known is not None): one.count for one in result.failures}
+
+
+def test_a_new_failure_beside_a_known_one_of_its_id_leaves_its_counts_alone(tmp_path: Path):
+    old, new = shown("old"), shown("new")
+    failed = [Failed(seed=seed, findings=(old, new) if seed == 0 else (old,)) for seed in range(20)]
+    smallest = Case(engine=EngineShape(), operations=())
+    team = Cast(Script(hunted(*failed), lambda task: Shrunk(task.signature, smallest, "drained", new, 0)))
+    result = Campaign(Plan(engine="sim", seed=0, cases=20), tmp_path, team=team, known=[Known(Signature.of(old), "corpus")]).run()
+    assert counts(result) == {("new", False): 1, ("old", True): 20}
+    assert [one.minimal for one in result.new] == [smallest]
+    assert result.failing == 20
+
+
+def test_nothing_is_new_while_files_are_not_recalled(tmp_path: Path):
+    def interrupt(task: Task) -> Word:
+        raise KeyboardInterrupt
+
+    failed = Failed(seed=0, findings=(shown("old"),))
+    plan, files = Plan(engine="sim", seed=0, cases=10), [Path("one.yaml"), Path("two.yaml")]
+    first = Campaign(plan, tmp_path, team=Cast(Script(hunted(failed)), Script()), known=[Known(Signature.of(shown("old")), "here")]).run()
+    assert counts(first) == {("old", True): 1}
+    stopped = Campaign(plan, tmp_path, team=Cast(Script(lambda task: Recalled(task.file), interrupt)), files=files).run()
+    assert (stopped.failures, stopped.uncounted, stopped.not_recalled) == ([], 1, {"two.yaml": "the campaign ended before"})
+    recalled = (Known(Signature.of(shown("old")), "two.yaml"),)
+    team = Cast(Script(lambda task: Recalled(task.file), lambda task: Recalled(task.file, recalled)))
+    result = Campaign(plan, tmp_path, team=team, files=files).run()
+    assert ([one.known for one in result.failures], result.uncounted) == (["two.yaml"], 0)
+
+
+def test_work_of_one_for_whom_there_is_no_room_is_done_by_the_others(tmp_path: Path):
+    team = Cast(Script(hunted(), hunted()), Script(lambda task: Unplaced()))
+    result = Campaign(Plan(engine="sim", seed=0, cases=2 * SLICE_CASES), tmp_path, team=team, jobs=2).run()
+    assert (result.tally.cases, result.unplaced) == (2 * SLICE_CASES, 1)
+    assert read_ledger(tmp_path).done == set(range(2 * SLICE_CASES))
 
 
 def test_an_engine_that_takes_its_process_down_is_a_finding(engines, tmp_path: Path):

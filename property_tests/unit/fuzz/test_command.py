@@ -74,6 +74,20 @@ def test_a_failure_in_the_corpus_is_not_reported_again(tmp_path: Path, capsys):
     assert len(read_corpus(corpus)) == 1
 
 
+def test_a_file_that_cannot_be_recalled_is_named_and_the_campaign_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "scenarios" / "regressions").mkdir(parents=True)
+    broken = tmp_path / "scenarios" / "regressions" / "broken.yaml"
+    broken.write_text("timeline: [")
+    assert fuzz("--engine", "sim", "--cases", 20, runs=tmp_path) == 0
+    assert f"not recalled   {broken}: " in capsys.readouterr().out
+
+
+def test_what_was_promised_is_told_with_a_new_failure(tmp_path: Path, capsys):
+    assert fuzz("--engine", TOY, "--cases", 40, runs=tmp_path) == 1
+    assert "\n               expected all 1 requests accepted before the call finished\n" in capsys.readouterr().out
+
+
 def test_a_campaign_is_taken_up_by_its_folder(tmp_path: Path, capsys):
     assert fuzz("--engine", "sim", "--cases", 30, "--seed", 5, "--set", "engine.block_size=2", runs=tmp_path) == 0
     assert fuzz("--resume", (tmp_path / "latest").resolve(), "--json", runs=tmp_path) == 0

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from harness.fuzz.case import CONFORMANCE, Finding, Signature
+from harness.fuzz.case import CONFORMANCE, Finding, Signature, distinct
 from harness.fuzz.hunt import primary
 from harness.fuzz.known import CorpusError, Known, read_corpus, write_corpus
 
 
-def finding(sentence: str, id: str = "cache-epoch") -> Finding:
-    return Finding(id=id, operations=3, seq=9, sentence=sentence)
+def finding(sentence: str, id: str = "cache-epoch", expected: str = "") -> Finding:
+    return Finding(id=id, operations=3, seq=9, sentence=sentence, expected=expected)
 
 
 def test_numbers_and_names_of_requests_and_versions_do_not_tell_failures_apart():
@@ -21,6 +22,28 @@ def test_numbers_and_names_of_requests_and_versions_do_not_tell_failures_apart()
     assert Signature.of(finding("the version was set to v1")) == Signature.of(finding("the version was set to v3"))
     assert first != Signature.of(finding("step 5 of r1 attends to nothing"))
     assert first != Signature.of(finding("step 5 of r1 attends to stale KV", id="golden"))
+
+
+def test_promises_tell_failures_apart_and_their_values_do_not():
+    def stale(epoch: int, promise: str) -> Signature:
+        return Signature.of(finding("step 5 of r1 attends to stale KV", expected=f"entries of epoch {epoch} only, as {promise}"))
+
+    assert stale(1, "a clear was promised") == stale(2, "a clear was promised")
+    assert stale(1, "a clear was promised") != stale(1, "no pause kept older ones")
+
+    def wrong(expected: str) -> Signature:
+        return Signature.of(finding("it is another", expected=expected))
+
+    assert wrong("a block of [1, 2]") == wrong("a block of [7, 8, 9, ... 12 in all]") == wrong("a block of []")
+    assert wrong("[default [0, 4), v2 [4, 9)]") == wrong("[v1 [0, 2)]") == wrong("")
+    assert wrong("checksum 5f3a on every rank") == wrong("checksum 77 on every rank")
+
+
+def test_each_failure_is_found_once_where_it_first_showed():
+    early = finding("step 5 of r1 attends to stale KV")
+    other = finding("step 7 of r2 attends to stale KV", expected="entries of epoch 1 only, as a clear was promised")
+    later = replace(finding("step 7 of r2 attends to stale KV"), seq=early.seq + 2)
+    assert distinct([later, replace(other, seq=early.seq + 1), early]) == (early, replace(other, seq=early.seq + 1))
 
 
 def test_a_case_is_reported_as_what_is_new_before_what_is_known_and_as_an_invariant_before_the_model():

@@ -19,12 +19,20 @@ from harness.fuzz.ledger import Plan, read_ledger
 
 pytest.importorskip("ray")
 
+import ray
 from ray.cluster_utils import Cluster
 
 from harness.fuzz.ray_team import RayTeam, RayWorker
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "fuzzing.md").read_text(encoding="utf-8")
+
+
+class Holder:
+    """Someone else's actor, on a CPU of the cluster."""
+
+    def ready(self) -> None:
+        pass
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +70,31 @@ def test_a_lost_actor_loses_nothing(address: str, tmp_path: Path, monkeypatch: p
     assert read_ledger(tmp_path / "run").done == set(range(400))
 
 
-def test_a_worker_for_whom_there_is_no_cpu_is_not_waited_for(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_for_whom_there_is_no_cpu_is_given_up_and_its_cases_are_run_by_the_others(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listened = RayTeam.listen
+
+    def listen_and_be_impatient(self: RayTeam, workers: list[RayWorker], seconds: float):
+        # Those who have a CPU may start as slowly as they like: the time is up for the third once one of them has spoken.
+        for worker, word in listened(self, workers, seconds):
+            monkeypatch.setattr("harness.fuzz.ray_team.START_S", 0.0)
+            yield worker, word
+
+    monkeypatch.setattr(RayTeam, "listen", listen_and_be_impatient)
+    result = campaign(address, tmp_path / "run", cases=3000, jobs=3)
+    assert (result.tally.cases, result.deaths) == (3000, 0)
+    assert result.unplaced >= 1
+    assert read_ledger(tmp_path / "run").done == set(range(3000))
+
+
+def test_without_a_cpu_for_anybody_the_campaign_ends(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    team = RayTeam("sim", Settings(), address)
+    taken = [ray.remote(num_cpus=1)(Holder).remote() for _ in range(2)]
+    ray.get([holder.ready.remote() for holder in taken])
     monkeypatch.setattr("harness.fuzz.ray_team.START_S", 2.0)
-    with pytest.raises(BadInput, match=r"no CPU came free .* \(the cluster has 2\); lower --jobs"):
-        campaign(address, tmp_path / "run", cases=1_000_000, jobs=3)
+    with pytest.raises(BadInput, match=r"no worker started in 2 s; 0 of the cluster's 2 CPUs are free"):
+        Campaign(Plan(engine="sim", seed=0, cases=10), tmp_path, team=team).run()
 
 
 def test_the_command_of_the_page_runs_on_a_cluster(address: str, tmp_path: Path) -> None:

@@ -80,6 +80,16 @@ def test_violations_are_told_up_to_a_limit_and_then_counted():
     assert judgement.reason == f"{REPORTED + 3} violations, the first at event 1"
 
 
+def test_a_violation_in_other_words_is_told_however_many_came_before():
+    log = Timeline().submit("r0", [20])
+    for number in range(REPORTED + 1):
+        log.add(Delivered(outputs=(Output(f"r{number + 1}", 0, (7,), None),)))
+    log.add(Delivered(outputs=(Output("r0", 3, (7,), None),)))
+    judgement = log.judgement("token-conservation")
+    assert (len(judgement.violations), judgement.more) == (REPORTED + 1, 1)
+    assert len({violation.wording for violation in judgement.violations}) == 2
+
+
 def test_invariants_can_be_chosen():
     assert [judgement.invariant for judgement in judge(good().entries, ["one-ending"])] == ["one-ending"]
 
