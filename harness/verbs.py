@@ -180,8 +180,7 @@ def serve(checkpoint: str, shape: dict[str, Any], server: dict[str, Any], *, in_
     try:
         config = ServerConfig(**{**server, "served_model_name": name})
         engine = EngineConfig(checkpoint=ensure(checkpoint), **shape)
-        live = TorchLive(in_process=in_process)
-        recorder = None if log is None else live.recorder(EngineShape(checkpoint=checkpoint, **shape), log)
+        recorder = None if log is None else TorchLive(in_process=in_process).recorder(EngineShape(checkpoint=checkpoint, **shape), log)
         serve_engine(engine, config, in_process=in_process, observer=recorder)
     except (ValueError, OSError, EngineDeadError) as error:
         raise BadInput(str(error)) from error

@@ -82,7 +82,7 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
 
 def error_answer(message: str, kind: str, status: int, *, param: str | None = None, headers: dict[str, str] | None = None) -> JSONResponse:
     """An error that is not the engine's own; `kind` is what `error.type` says."""
-    info = ErrorInfo(message=message.encode(errors="backslashreplace").decode(), type=kind, param=param, code=status)
+    info = ErrorInfo(message=message, type=kind, param=param, code=status)
     return JSONResponse(ErrorResponse(error=info).model_dump(), status, headers)
 
 

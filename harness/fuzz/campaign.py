@@ -44,8 +44,6 @@ class Failure:
     signature: Signature
     first: Failed
     """The first case."""
-    shown: Finding
-    """What that one showed."""
     count: int = 0
     known: str | None = None
     """Where it is written down as known; None: it is new."""
@@ -54,6 +52,11 @@ class Failure:
     ended: str = "drained"
     finding: Finding | None = None
     """What the minimal case shows."""
+
+    @property
+    def shown(self) -> Finding:
+        """What the first case showed."""
+        return next(finding for finding in self.first.findings if Signature.of(finding) == self.signature)
 
 
 @dataclass(kw_only=True)
@@ -294,14 +297,14 @@ class Campaign:
         self._uncounted += failing
         while self._uncounted and not self._recalling:
             failed = self._uncounted.popleft()
-            shown = {Signature.of(finding): finding for finding in reversed(failed.findings)}
             reported = Signature.of(primary(failed.findings, self._known))
-            for signature in (reported, *(self._known.keys() & shown.keys() - {reported})):
-                self._failure(signature, failed, shown[signature]).count += 1
+            known = self._known.keys() & map(Signature.of, failed.findings)
+            for signature in (reported, *sorted(known - {reported})):
+                self._failure(signature, failed).count += 1
 
-    def _failure(self, signature: Signature, failed: Failed, shown: Finding) -> Failure:
+    def _failure(self, signature: Signature, failed: Failed) -> Failure:
         if signature not in self._failures:
-            failure = Failure(signature=signature, first=failed, shown=shown, known=self._known.get(signature))
+            failure = Failure(signature=signature, first=failed, known=self._known.get(signature))
             self._failures[signature] = failure
             if failure.known is None:
                 self._to_shrink.append(failure)

@@ -20,6 +20,15 @@ from harness.verdict import Cause, Violation, wording
 REPORTED = 5
 """Violations of one invariant that are told in full, beside the first of each other wording; the rest are counted."""
 
+
+def told_in_full(words: str, told: int, wordings: set[str]) -> bool:
+    """Whether a violation of these words is told in full, where `told` were, of these wordings; its own is added."""
+    if told >= REPORTED and words in wordings:
+        return False
+    wordings.add(words)
+    return True
+
+
 LEVELS = {0: "client", 1: "schedule", 2: "blocks", 3: "numbers"}
 
 KINDS: dict[str, type[Event]] = {str(kind.__struct_config__.tag): kind for kind in get_args(AnyEvent)}
@@ -96,11 +105,9 @@ class Promise(Watcher[State]):
             if once in self._causes:
                 return
             self._causes.add(once)
-        words = wording(sentence, expected)
-        if len(self.violations) >= REPORTED and words in self._wordings:
+        if not told_in_full(wording(sentence, expected), len(self.violations), self._wordings):
             self.more += 1
             return
-        self._wordings.add(words)
         causes = tuple(Cause(number, what) for number, what in sorted(cause) if number != NEVER)
         self.violations.append(Violation(invariant=self.id, seq=seq, sentence=sentence, expected=expected, got=got, cause=causes))
 

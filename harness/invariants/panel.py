@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.events import Entry, Opened, Reference
-from harness.invariants.invariant import INVARIANTS, REPORTED
+from harness.invariants.invariant import INVARIANTS, told_in_full
 from harness.invariants.judge import ClientJudge, Judge
 from harness.verdict import Judgement, Violation
 
@@ -74,12 +74,12 @@ def _together(judgements: Sequence[Judgement]) -> Judgement:
 
 
 def _told(violations: Sequence[Violation]) -> list[Violation]:
-    """Those told in full: the first few, and the first of each other wording."""
-    told, wordings = [], set()
+    """Those told in full."""
+    told: list[Violation] = []
+    wordings: set[str] = set()
     for violation in violations:
-        if len(told) < REPORTED or violation.wording not in wordings:
+        if told_in_full(violation.wording, len(told), wordings):
             told.append(violation)
-            wordings.add(violation.wording)
     return told
 
 
