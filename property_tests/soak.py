@@ -124,7 +124,9 @@ class Soak:
             await self.llm.pause_generation(mode=mode, clear_cache=self._random.random() < 0.5)
         except PauseSuperseded:
             self.counts["superseded"] += 1
-        except Conflict:  # a `wait`, over the other trainer's sleep or session
+        except Conflict:
+            if mode != "wait":  # over the other trainer's sleep or session a `wait` alone is refused
+                raise
             self.counts["refused"] += 1
         else:
             return True
