@@ -1,21 +1,23 @@
 """What the recorder costs a server: tokens a second of vLLM's engine core with it and without, in one process.
 
-    python benchmarks/recorder_overhead.py [CHECKPOINT]
+    python benchmarks/recorder_overhead.py [CHECKPOINT] [--async]
 
 One engine core with two schedulers, vLLM's own and the recorder. It serves the same 32 requests in short slices, with one and with the
-other in turns, so that what else the machine does meets both alike. A pair of slices gives a ratio; time is that of the processor,
-which counts nothing but this process. Medians, with the quartiles of the ratio.
+other in turns, so that what else the machine does meets both alike. A pair of slices gives a ratio. Time is that of the processor on
+a CPU, which counts nothing but this process, and the clock's on a GPU, where vLLM compiles the model and replays CUDA graphs as it does
+by itself. Medians, with the quartiles of the ratio.
 """
 
 # pyright: reportMissingImports=false
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
-import sys
 import tempfile
 import time
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,43 +31,67 @@ REQUESTS, PROMPT, TOKENS, PAIRS = 32, 4, 32, 40
 class Slice(NamedTuple):
     """What serving the requests once took."""
 
-    cpu_s: float
+    seconds: float
     steps: int
 
 
-def start(checkpoint: Path) -> Any:
+class Device(NamedTuple):
+    """What vLLM runs on, and how it is used there."""
+
+    name: str
+    dtype: str
+    block_size: int
+    clock: Callable[[], float]
+    time: str
+
+
+def device() -> Device:
+    import torch
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        return Device("cpu", "float32", 32, time.process_time, "processor time")
+    return Device(torch.cuda.get_device_name(), "bfloat16", 16, time.perf_counter, "time")
+
+
+def start(checkpoint: Path, on: Device, *, asynchronous: bool) -> Any:
     """An engine with its core in this process, with the recorder."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
+    from vllm.v1.executor.abstract import Executor
 
     from harness.backends.vllm import started
 
-    kind = started.Kind(checkpoint, "float32", 32, made_up=False, async_scheduling=False)
+    kind = started.Kind(checkpoint, on.dtype, on.block_size, made_up=False, async_scheduling=asynchronous)
     plain_attention = started.needs_plain_attention(kind)
     arguments = EngineArgs(
         model=str(checkpoint),
-        dtype="float32",
+        dtype=on.dtype,
         max_model_len=512,
         max_num_seqs=REQUESTS,
         max_num_batched_tokens=1024,
-        block_size=32,
+        block_size=on.block_size,
         attention_backend=started.attention_backend(plain=plain_attention),
-        enforce_eager=True,
+        enforce_eager=on.name == "cpu",
+        gpu_memory_utilization=started.GPU_MEMORY_UTILIZATION,
         skip_tokenizer_init=True,
         generation_config="vllm",
-        async_scheduling=False,
-        scheduler_cls="harness.backends.vllm.Recorder",
+        async_scheduling=asynchronous,
+        scheduler_cls=f"harness.backends.vllm.{'AsyncRecorder' if asynchronous else 'Recorder'}",
         disable_log_stats=True,
     )
-    return LLMEngine.from_engine_args(arguments)
+    config = arguments.create_engine_config()
+    config.scheduler_config.async_scheduling = asynchronous  # the CPU platform switches it off
+    return LLMEngine(vllm_config=config, executor_class=Executor.get_class(config), log_stats=False, multiprocess_mode=False)
 
 
 def plain_scheduler(core: Any) -> Any:
     """vLLM's own, made as its core made the recorder."""
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
 
     core.vllm_config.cache_config.num_gpu_blocks = core.scheduler.kv_cache_config.num_blocks  # not kept once the engine stands
-    return Scheduler(
+    return (AsyncScheduler if core.async_scheduling else Scheduler)(
         vllm_config=core.vllm_config,
         kv_cache_config=core.scheduler.kv_cache_config,
         structured_output_manager=core.structured_output_manager,
@@ -75,7 +101,7 @@ def plain_scheduler(core: Any) -> Any:
     )
 
 
-def serve(core: Any, scheduler: Any, number: int) -> Slice:
+def serve(core: Any, scheduler: Any, number: int, clock: Callable[[], float]) -> Slice:
     """One slice: 32 requests that nobody has sent before, from the first step to the last."""
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine import EngineCoreRequest
@@ -94,50 +120,54 @@ def serve(core: Any, scheduler: Any, number: int) -> Slice:
             data_parallel_rank=None,
         )
         core.add_request(*core.preprocess_add_request(request))
-    began, steps = time.process_time(), 0
-    while scheduler.has_requests():
+    began, steps = clock(), 0
+    while scheduler.has_requests() or core.batch_queue:
         core.step_fn()
         steps += 1
-    return Slice(time.process_time() - began, steps)
+    return Slice(clock() - began, steps)
 
 
-def compare(checkpoint: Path, folder: str) -> None:
+def compare(checkpoint: Path, folder: str, *, asynchronous: bool) -> None:
     os.environ["CAESURA_LOG"] = folder
-    llm = start(checkpoint)
+    on = device()
+    llm = start(checkpoint, on, asynchronous=asynchronous)
     core = llm.engine_core.engine_core
     recorded, plain, numbers = core.scheduler, plain_scheduler(core), count()
     pairs: list[tuple[Slice, Slice]] = []
     for place in range(PAIRS + 1):
         order = (plain, recorded) if place % 2 else (recorded, plain)
-        slices = {id(scheduler): serve(core, scheduler, next(numbers)) for scheduler in order}
+        slices = {id(scheduler): serve(core, scheduler, next(numbers), on.clock) for scheduler in order}
         if place:  # the first warms up
             pairs.append((slices[id(plain)], slices[id(recorded)]))
     core.shutdown()
     written = sum(file.stat().st_size for file in Path(folder).glob("*/*"))
-    report(checkpoint, pairs, written)
+    scheduling = "asynchronous" if asynchronous else "synchronous"
+    print(f"vLLM {installed().version} on {on.name}, {scheduling}, {checkpoint.name}, {REQUESTS} requests at a time, {TOKENS} tokens each")
+    report(pairs, written, on.time)
 
 
-def report(checkpoint: Path, pairs: list[tuple[Slice, Slice]], written: int) -> None:
+def report(pairs: list[tuple[Slice, Slice]], written: int, kind_of_time: str) -> None:
     tokens = REQUESTS * TOKENS
-    print(
-        f"vLLM {installed().version}, {checkpoint.name}, {REQUESTS} requests at a time, {TOKENS} tokens each, {len(pairs)} pairs of slices"
-    )
+    print(f"{len(pairs)} pairs of slices, {kind_of_time}")
     for name, slices in (("without", [without for without, _ in pairs]), ("with", [recorded for _, recorded in pairs])):
-        rate = statistics.median(tokens / one.cpu_s for one in slices)
-        step_ms = statistics.median(one.cpu_s / one.steps for one in slices) * 1e3
+        rate = statistics.median(tokens / one.seconds for one in slices)
+        step_ms = statistics.median(one.seconds / one.steps for one in slices) * 1e3
         print(f"{name:8} {rate:8.0f} tokens/s, a step {step_ms:.2f} ms")
-    first, median, third = statistics.quantiles([without.cpu_s / recorded.cpu_s for without, recorded in pairs], n=4)
+    first, median, third = statistics.quantiles([without.seconds / recorded.seconds for without, recorded in pairs], n=4)
     print(f"with / without: median {median:.3f}, quartiles {first:.3f} and {third:.3f}")
-    added = statistics.median((recorded.cpu_s - without.cpu_s) / recorded.steps for without, recorded in pairs)
+    added = statistics.median((recorded.seconds - without.seconds) / recorded.steps for without, recorded in pairs)
     print(f"added   {added * 1e3:9.3f} ms a step")
     print(f"written {written / (tokens * (len(pairs) + 1)):9.1f} bytes a token")
 
 
 def main() -> None:
     prepare_environment()
-    checkpoint = ensure(sys.argv[1] if len(sys.argv) > 1 else "smollm2")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("checkpoint", nargs="?", default="smollm2")
+    parser.add_argument("--async", action="store_true", dest="asynchronous")
+    asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        compare(checkpoint, folder)
+        compare(ensure(asked.checkpoint), folder, asynchronous=asked.asynchronous)
 
 
 if __name__ == "__main__":

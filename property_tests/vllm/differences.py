@@ -27,12 +27,26 @@ BROKEN = {promise for file in DIFFERENCES for promise in load_scenario(file).exp
 
 def on_the_page(difference: str, profile: str) -> str:
     """What docs/vllm.md says of a difference under the version of a profile: there, not there or unseen."""
-    rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in PAGE.read_text().splitlines() if line.startswith("|")]
-    versions = next(row for row in rows if row[1:2] == ["0.26"])
+    cell = _cell("file", difference, profile)
+    assert cell is not None, f"docs/vllm.md does not say which version has {difference}"
+    return cell
+
+
+def from_outside(check: str, profile: str) -> str:
+    """What docs/vllm.md says of a check of `caesura check` under the version of a profile: holds, violated or at times."""
+    return _cell("check", check, profile) or "holds"
+
+
+def _cell(table: str, row: str, profile: str) -> str | None:
+    """What stands in a row of the page's table of versions whose first column is headed so; None if it has no such row."""
+    lines = (line for line in PAGE.read_text().splitlines() if line.startswith("|"))
+    rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in lines]
+    versions = next(row for row in rows if row[:2] == [table, "0.26"])
     version = profile.removeprefix("vllm-")
     if version not in versions:
         pytest.skip(f"docs/vllm.md has no column for {version}")
-    return next(row for row in rows if row[0] == difference and len(row) == len(versions))[versions.index(version)]
+    cells = next((cells for cells in rows if cells[0] == row and len(cells) == len(versions)), None)
+    return cells[versions.index(version)] if cells else None
 
 
 def unreported(profile: str) -> set[str]:

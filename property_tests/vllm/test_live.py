@@ -39,8 +39,8 @@ def live():
         runner.run(backend.stop())
 
 
-@pytest.mark.parametrize("scheduling", ["sync", "async"])
 @pytest.mark.parametrize("file", MODES, ids=lambda file: file.stem)
+@pytest.mark.parametrize("scheduling", ["sync", "async"])
 def test_vllm_is_explained_and_breaks_only_what_has_a_file(file, scheduling, live, tmp_path, needs_vllm, request):
     if not request.config.getoption("--long", default=False) and (file.stem not in QUICK or scheduling == "async"):
         pytest.skip("with --long: an engine takes half a minute to start, and is lost where vLLM dies of a broken promise")

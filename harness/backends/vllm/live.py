@@ -30,6 +30,7 @@ from vllm.v1.executor.abstract import Executor
 from harness.backends import Answer, BackendError, CallRefused, CannotRun, EngineInfo
 from harness.backends.vllm import live_worker, started
 from harness.backends.vllm.install import installed
+from harness.backends.vllm.labels import LabelledLLM
 from harness.backends.vllm.lockstep import INVALID, eos_token_ids
 from harness.checkpoints import ensure
 from harness.events import ErrorCode, Output
@@ -320,7 +321,7 @@ def _start(kind: started.Kind, limits: started.Limits, shape: EngineShape) -> As
         ).create_engine_config()
         # The CPU platform switches it off; the engine's process has no say in it.
         config.scheduler_config.async_scheduling = kind.async_scheduling
-        return AsyncLLM(vllm_config=config, executor_class=Executor.get_class(config), log_stats=False)
+        return LabelledLLM(vllm_config=config, executor_class=Executor.get_class(config), log_stats=False)
     except Exception as error:
         raise BackendError(f"vLLM does not start with checkpoint {kind.checkpoint} and {limits}: {error}") from error
 

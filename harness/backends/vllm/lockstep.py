@@ -337,10 +337,8 @@ class VllmBackend:
         return {"weight_version": operation.version}
 
     def _label(self, version: str) -> None:
-        if hasattr(self._llm, "set_weight_version"):
-            self._llm.set_weight_version(version)
-        else:  # up to 0.26 vLLM has no labels: one is kept for it, where later versions have theirs
-            self._core._weight_version = version
+        # Up to 0.26 the front end has no such call.
+        getattr(self._llm, "set_weight_version", self._core.set_weight_version)(version)
 
     def _version(self) -> str:
         return self._core._weight_version

@@ -28,7 +28,7 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.request import RequestStatus
 
 from harness.backends import BackendError
-from harness.backends.vllm import weights
+from harness.backends.vllm import labels, weights
 from harness.backends.vllm.made_up import MadeUpExecutor
 from harness.scenario import EngineShape
 
@@ -143,6 +143,7 @@ def configure(core: Any, shape: EngineShape, hash_function: Any) -> None:
     core._weight_version = "default"
 
 
+labels.keep()
 _standing: Started | None = None
 
 
