@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self, TypeVar
 
-from harness.codec import Codec, LogError
+from harness.codec import Codec, Decode, LogError
 from harness.events import Closed, Entry, Event, Opened
 
 __all__ = ["Log", "LogError", "LogWriter", "TornTail", "iter_file", "log_files", "read_log", "take_lines"]
@@ -58,8 +58,8 @@ class LogWriter:
         """Number of the next event; how many were appended."""
         return self._codec.seq
 
-    def append(self, t_ns: int, events: Sequence[Event]) -> int:
-        """Append what happened together at `t_ns`, as one line; no events, no line.
+    def append(self, t_ns: int, events: Sequence[Event | Decode]) -> int:
+        """Append what happened together at `t_ns`, as one line; no events, no line. Steps may be told in columns.
 
         Returns:
             The number of the first of `events`.

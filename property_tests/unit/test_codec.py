@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.codec import Codec, LogError, line_schema
+from harness.codec import Codec, Decode, LogError, line_schema
 from harness.events import (
     SCHEMA,
     Accepted,
@@ -173,6 +173,46 @@ def test_any_events_come_back_as_they_were(transactions: list[list[Event]]):
 @given(steady_steps())
 def test_folded_steps_come_back_as_they_were(transactions: list[tuple[int, list[Event]]]):
     round_trip(transactions)
+
+
+def in_columns(events: Sequence[Event]) -> list[Event | Decode]:
+    """The same, with each step in columns that can be."""
+    said: list[Event | Decode] = []
+    place = 0
+    while place < len(events):
+        step = columns_of(events[place : place + 3])
+        said.append(step or events[place])
+        place += 3 if step else 1
+    return said
+
+
+def columns_of(events: Sequence[Event]) -> Decode | None:
+    match events:
+        case Launched(step=step, batch=batch), Landed(step=landed, sampled=sampled), Delivered(outputs=outputs):
+            requests, firsts = [row.request for row in batch], [row.first for row in batch]
+            decode = Decode(step, landed, requests, firsts, [row.token for row in sampled], [output.first for output in outputs])
+            same_length = len(batch) == len(sampled) == len(outputs)
+            return decode if same_length and decode.events() == tuple(events) else None
+    return None
+
+
+@settings(max_examples=300, deadline=None)
+@given(steady_steps())
+def test_steps_in_columns_are_written_as_their_events_are(transactions: list[tuple[int, list[Event]]]):
+    rows, columns = Codec(), Codec()
+    for t_ns, events in transactions:
+        assert columns.encode(t_ns, in_columns(events)) == rows.encode(t_ns, events)
+        assert columns.seq == rows.seq
+
+
+@pytest.mark.parametrize("column", ["step", "landed", "requests", "firsts", "outputs"])
+def test_a_step_in_columns_that_deviates_is_written_in_full(column: str):
+    codec, at = decoding(["r1", "r2"])
+    step = columns_of(steady_step(2, at, [8, 9]))
+    assert step is not None
+    value = getattr(step, column)
+    deviating = step._replace(**{column: value + 1 if isinstance(value, int) else [value[1], value[0]] if column == "requests" else [3, 3]})
+    assert [item[0] for item in items(codec.encode(0, [deviating]))] == ["launched", "landed", "delivered"]
 
 
 @settings(max_examples=50, deadline=None)

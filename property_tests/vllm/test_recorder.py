@@ -172,7 +172,7 @@ def test_a_full_disk_ends_the_recording_and_not_the_serving(make_core, tmp_path,
     assert read_log(file).entries, "what was written before can be read"
 
 
-@pytest.mark.parametrize("method", ["_schedule", "_update_from_output", "_allocate_slots", "_free_request", "_cache_full_blocks"])
+@pytest.mark.parametrize("method", ["_schedule", "_update_from_output", "_admit", "_free_request", "_cache_full_blocks"])
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_fault_of_the_recorder_ends_the_recording_and_not_the_serving(make_core, warnings, monkeypatch, method, moment):
     from harness.backends.vllm.transitions import Transitions

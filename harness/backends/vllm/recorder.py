@@ -228,7 +228,7 @@ def _hook(owner: type, name: str, hook: Any) -> None:
         recording = getattr(getattr(core, "scheduler", None), "recording", None)
         if recording is None:
             return original(core, *args, **kwargs)
-        return recording.guard(hook.__get__(recording))(functools.partial(original, core))(*args, **kwargs)
+        return recording.around(original, hook, core)(*args, **kwargs)
 
     setattr(owner, name, hooked)
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from traceback import walk_tb
 from types import CodeType
@@ -20,6 +21,8 @@ import msgspec
 
 from harness import events as ev
 from harness.backends.vllm.transitions import Transitions, Wrapper
+from harness.codec import Decode
+from harness.live.background import BackgroundWriter
 from harness.log import LogWriter
 
 UNKNOWN_SOURCE = {"checkpoint": "unknown"}
@@ -92,7 +95,7 @@ class Recording:
         self._settings = settings
         self._reports_spans = reports_spans
         self._warn = warn
-        self._writer: LogWriter | None = None
+        self._writer: LogWriter | BackgroundWriter | None = None
         """None: no log is open, and what happens is followed all the same."""
         self._logs = self._ops = self._base_ns = self._began_ns = self._last_ns = 0
         self._read_along = False
@@ -105,9 +108,12 @@ class Recording:
         """Pause calls that have not returned."""
         self._session_open = self._session_wrote = False
         self._progress: dict[str, Progress] = {}
+        self._handed: tuple[list[str], list[Progress]] = [], []
+        """Whom the last step handed a token under the label in force, as a rule those of the next step; nobody if somebody ended."""
         self._in_flight = 0
         self._within = False
         """An operation is being carried out: what happens now belongs to it."""
+        self._hooked: dict[Callable[..., Any], Callable[..., Any]] = {}
         self._transitions = self._watch()
         if settings.folder is not None:
             try:
@@ -147,14 +153,20 @@ class Recording:
 
         return wrap
 
+    def around(self, original: Callable[..., Any], hook: Callable[..., Any], core: Any) -> Callable[..., Any]:
+        """A method of the engine core that this scheduler serves, with a hook of ours around it: made once, as a step calls some."""
+        if (hooked := self._hooked.get(original)) is None:
+            hooked = self._hooked[original] = self.guard(hook.__get__(self))(partial(original, core))
+        return hooked
+
     def give_up(self, error: Exception) -> None:
         """Record nothing any more. What was written stays, without a `closed`."""
         if self._gave_up:  # in a method that was called by the one that is being left
             return
         self._gave_up = True
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
         reason = str(error) if isinstance(error, CannotRecord) else f"{type(error).__name__}: {error}"
         self._warn(f"Caesura stopped recording; serving goes on. {reason}")
 
@@ -175,7 +187,8 @@ class Recording:
             raise CannotRecord("recording has failed before in this engine: its log says why, start another")
         if not self._as_new:
             raise CannotRecord("a log begins where nothing is live, in flight, cached or half-updated: wait and clear the cache first")
-        self._writer = LogWriter(folder, f"r{self._opened.rank}")
+        writer = LogWriter(folder, f"r{self._opened.rank}")
+        self._writer = BackgroundWriter(writer, self.give_up) if eos_token_ids is None else writer
         self._base_ns = self._began_ns = time.monotonic_ns()
         self._last_ns = self._ops = 0
         self._read_along = eos_token_ids is not None
@@ -190,9 +203,12 @@ class Recording:
         if self._writer is None:
             return
         self._flush()
-        self._write([ev.Closed(why=why, count=self._writer.seq)])
-        self._writer.close()
-        self._writer = None
+        writer, self._writer = self._writer, None
+        if isinstance(writer, BackgroundWriter):
+            writer = writer.drained()
+        if writer is not None and not self._gave_up:
+            writer.append(self._last_ns, [ev.Closed(why=why, count=writer.seq)])
+            writer.close()
 
     def _begin_next(self) -> None:
         assert self._settings.folder is not None
@@ -221,28 +237,28 @@ class Recording:
 
     def _turn_page(self) -> None:
         """A log that has reached its bound ends where another can begin."""
-        if self._writer is None or self._settings.folder is None:
+        if (writer := self._writer) is None or self._settings.folder is None:
             return
-        size, bound = self._writer.path.stat().st_size, self._settings.bytes
+        size, bound = writer.path.stat().st_size, self._settings.bytes
         if size >= bound and self._as_new:
             self.end("drained")
             self._begin_next()
         elif size > PAST_THE_BOUND * bound:
             raise CannotRecord(
-                f"{self._writer.path} has {size} bytes, and since it had {bound} there was no moment at which nothing was live or "
+                f"{writer.path} has {size} bytes, and since it had {bound} there was no moment at which nothing was live or "
                 "cached, so that another log could begin: a pause that clears and keeps nobody is one"
             )
 
     # ---- transactions ----
 
-    def _write(self, events: Sequence[ev.Event]) -> None:
+    def _write(self, events: Sequence[ev.Event | Decode]) -> None:
         """What has happened together since `_began_ns`: clients may hear of it before it is written."""
-        if self._writer is not None:
+        if (writer := self._writer) is not None and events:
             self._last_ns = max(self._last_ns, self._began_ns - self._base_ns)
-            self._writer.append(self._last_ns, events)
+            writer.append(self._last_ns, events)
 
     def _flush(self) -> None:
-        self._write(self._transitions.take())
+        self._write(self._transitions.take_short())
 
     def _tell(
         self, operation: dict[str, Any], events: Sequence[ev.Event], answer: dict[str, Any] | ev.Failure | None, *, by: str = "client"
@@ -302,15 +318,29 @@ class Recording:
             if len(by_client) > 1:
                 place = {request_id: place for place, request_id in enumerate(scheduler_output.num_scheduled_tokens)}
                 outputs.sort(key=lambda output: place[output.request_id])
-            self._deliver((output.request_id, output.new_token_ids, output.finish_reason) for output in outputs)
+            if not self._hand_out(outputs):
+                self._deliver((output.request_id, output.new_token_ids, output.finish_reason) for output in outputs)
             self._flush()
             return by_client
 
         return watched
 
+    def _hand_out(self, outputs: list[Any]) -> bool:
+        """Note what the step handed out if it can be told in columns, as most steps can; returns whether it was."""
+        ids, (known, handed) = [output.request_id for output in outputs], self._handed
+        if not ids or ids != known or any([output.finish_reason is not None for output in outputs]):
+            return False
+        rows, firsts = [output.new_token_ids for output in outputs], [progress.delivered for progress in handed]
+        if not self._transitions.hand_out(ids, rows, firsts):
+            return False
+        for progress in handed:
+            progress.delivered += 1
+        return True
+
     def _deliver(self, outputs: Iterable[tuple[str, Sequence[int], Any]]) -> None:
         """Hand out tokens of requests, with the reason if that was the last of it."""
         handed = []
+        self._handed = [], []
         for request_id, tokens, finish_reason in outputs:
             progress = self._progress[request_id]
             reason = None if finish_reason is None else str(finish_reason)
@@ -320,6 +350,9 @@ class Recording:
             progress.delivered += len(tokens)
             if reason is not None:
                 self._ended(request_id, reason)
+            elif tokens:
+                self._handed[0].append(request_id)
+                self._handed[1].append(progress)
         if handed:
             self._transitions.add(ev.Delivered(outputs=tuple(handed)))
 
@@ -327,6 +360,7 @@ class Recording:
         if reason not in _REASONS:
             raise CannotRecord(f"request {request_id} ended by {reason}: a log knows {', '.join(_REASONS)}")
         progress = self._progress.pop(request_id)
+        self._handed = [], []
         if self._reports_spans:
             self._transitions.report_spans(progress.name, progress.spans())
 
@@ -468,6 +502,7 @@ class Recording:
             with self._operation():
                 result = set_version(weight_version)
             self._label = weight_version
+            self._handed = [], []
             relabelled = ev.Relabelled(version=weight_version)
             self._tell({"update_weight_version": {"version": weight_version}}, [relabelled], {"weight_version": weight_version})
             return result

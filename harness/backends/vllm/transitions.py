@@ -16,17 +16,50 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from harness import events as ev
+from harness.codec import Decode
 
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 """A method of vLLM's to what is called instead."""
+
+
+class Batch(NamedTuple):
+    """Requests of a step in scheduling order."""
+
+    ids: list[str]
+    requests: list[Any]
+    """vLLM's; they may end meanwhile."""
+    names: list[str]
 
 
 class Flight(NamedTuple):
     """A step that was launched and has not landed."""
 
     step: int
-    samplers: list[Any]
-    """vLLM's requests for which it samples a token, in scheduling order; they may end meanwhile."""
+    samplers: Batch
+    """Those for which it samples a token."""
+
+
+class Launch(NamedTuple):
+    """A `launched` in columns: most steps are the last one moved on by a token, and end in a log without ever being rows."""
+
+    step: int
+    names: list[str]
+    firsts: list[int]
+    counts: list[int]
+
+    def event(self) -> ev.Launched:
+        return ev.Launched(step=self.step, batch=tuple(map(ev.Scheduled, self.names, self.firsts, self.counts)))
+
+
+class Landing(NamedTuple):
+    """A `landed` in columns: each of the batch sampled one token."""
+
+    step: int
+    batch: Batch
+    tokens: list[int]
+
+    def event(self) -> ev.Landed:
+        return ev.Landed(step=self.step, sampled=tuple(map(ev.Sampled, self.batch.names, self.tokens)))
 
 
 class Transitions:
@@ -45,10 +78,14 @@ class Transitions:
         guard: Callable[[Wrapper], Wrapper] = lambda wrapper: wrapper,
     ) -> None:
         self._called = called
-        self._need: str | None = None
+        self._needy: Any = None
         """The running request whose need for blocks is being met: whoever is preempted meanwhile is so for its sake."""
-        self._request: str = ""
-        """Whose blocks are being taken, published or released."""
+        self._request: Any = None
+        """Whose blocks are being taken."""
+        self._running: Any = None
+        """vLLM's word for a running request, once seen."""
+        self._batch = Batch([], [], [])
+        """The last one that was launched: as a rule the next one, too."""
         self._hits = 0
         self._head: tuple[int, ...] = ()
         self._tail: tuple[int, ...] = ()
@@ -56,14 +93,15 @@ class Transitions:
         pool = scheduler.kv_cache_manager.block_pool
         self._free = pool.free_block_queue
         self.begin()
+        manager = scheduler.kv_cache_manager
+        manager.allocate_slots = self._watch_allocations(manager.allocate_slots, guard)
         for target, name, wrapper in (
             (scheduler, "schedule", self._schedule),
             (scheduler, "update_from_output", self._update_from_output),
             (scheduler, "_preempt_request", self._preempt),
             (scheduler, "_free_request", self._free_request),
-            (scheduler.kv_cache_manager, "allocate_slots", self._allocate_slots),
-            (scheduler.kv_cache_manager, "free", self._free_blocks_of),
-            (scheduler.kv_cache_manager, "reset_prefix_cache", self._reset_prefix_cache),
+            (manager, "free", self._free_blocks_of),
+            (manager, "reset_prefix_cache", self._reset_prefix_cache),
             (pool, "touch", self._touch),
             (pool, "get_new_blocks", self._get_new_blocks),
             (pool, "cache_full_blocks", self._cache_full_blocks),
@@ -78,7 +116,7 @@ class Transitions:
         self.steps = 0
         self.finished: dict[str, int] = {}
         """Where in `_events` each `finished` stands whose version spans are still to come."""
-        self._events: list[ev.Event] = []
+        self._events: list[ev.Event | Launch | Landing | Decode] = []
         self._flights: deque[Flight] = deque()
         self._labels: dict[Any, int] = {}
         self._names = {block.block_id: place for place, block in enumerate(self._free.get_all_free_blocks())}
@@ -90,56 +128,94 @@ class Transitions:
         """Fill in what the front end reported of a request that has finished since `take`."""
         place = self.finished.pop(request_id)
         reported = tuple(ev.VersionSpan(span.version, span.start, span.end) for span in spans)
-        self._events[place] = msgspec.structs.replace(self._events[place], spans=reported)
+        finished = self._events[place]
+        assert isinstance(finished, ev.Finished), finished
+        self._events[place] = msgspec.structs.replace(finished, spans=reported)
 
     def take(self) -> list[ev.Event]:
-        events, self._events, self.finished = self._events, [], {}
+        """What has happened since, event by event."""
+        events: list[ev.Event] = []
+        for said in self.take_short():
+            events += said.events() if isinstance(said, Decode) else (said,)
         return events
+
+    def take_short(self) -> list[ev.Event | Decode]:
+        """The same, with steps in columns where that was made of them."""
+        said, self._events, self.finished = self._events, [], {}
+        return [note.event() if isinstance(note, Launch | Landing) else note for note in said]
+
+    def hand_out(self, ids: list[str], rows: list[Sequence[int]], firsts: list[int]) -> bool:
+        """Take note that each request was handed a row of tokens, from output index `first` on, and goes on, if with what was
+        noted last that makes a step in columns; returns whether it did."""
+        match self._events[-2:]:
+            case Launch(names=names, counts=counts) as launch, Landing(batch=batch, tokens=tokens) as landing:
+                if ids == batch.ids and names == batch.names and rows == [[token] for token in tokens] and counts.count(1) == len(counts):
+                    self._events[-2:] = [Decode(launch.step, landing.step, names, launch.firsts, tokens, firsts)]
+                    return True
+        return False
 
     # ---- one wrapper for each method: original -> what is called instead ----
 
     def _schedule(self, schedule: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*args: Any, **kwargs: Any) -> Any:
             output = schedule(*args, **kwargs)
-            self._need = None
+            self._needy = None
             self.steps += 1
-            scheduled = [(requests[id], count) for id, count in output.num_scheduled_tokens.items()]
-            batch = tuple(ev.Scheduled(self._called(request), request.num_computed_tokens - count, count) for request, count in scheduled)
-            self._flights.append(Flight(self.steps, [request for request, _ in scheduled if not request.is_prefill_chunk]))
-            self._events.append(ev.Launched(step=self.steps, batch=batch))
+            ids, counts = list(output.num_scheduled_tokens), list(output.num_scheduled_tokens.values())
+            if ids != self._batch.ids:
+                self._batch = self._batch_of([requests[id] for id in ids])
+            batch = self._batch
+            firsts = [request.num_computed_tokens - count for request, count in zip(batch.requests, counts, strict=True)]
+            partial = [request.is_prefill_chunk for request in batch.requests]
+            samplers = batch if True not in partial else self._batch_of([r for r in batch.requests if not r.is_prefill_chunk])
+            self._flights.append(Flight(self.steps, samplers))
+            self._events.append(Launch(self.steps, batch.names, firsts, counts))
             return output
 
         requests = schedule.__self__.requests  # type: ignore[attr-defined]
         return watched
 
+    def _batch_of(self, requests: list[Any]) -> Batch:
+        return Batch([request.request_id for request in requests], requests, [self._called(request) for request in requests])
+
     def _update_from_output(self, update: Callable[..., Any]) -> Callable[..., Any]:
         def watched(scheduler_output: Any, model_runner_output: Any) -> Any:
             step, samplers = self._flights.popleft()
-            tokens, row = model_runner_output.sampled_token_ids, model_runner_output.req_id_to_index
-            sampled = [
-                ev.Sampled(self._called(request), token)
-                for request in samplers
-                if not request.is_finished()
-                for token in tokens[row[request.request_id]]
-            ]
-            self._events.append(ev.Landed(step=step, sampled=tuple(sampled)))
-            for request in samplers:
-                if request.is_finished():
-                    why: Literal["aborted", "finished"] = "aborted" if request.status.name == "FINISHED_ABORTED" else "finished"
-                    self._events.append(ev.Dropped(step=step, request=self._called(request), why=why))
+            sampled, place = model_runner_output.sampled_token_ids, model_runner_output.req_id_to_index
+            rows = [sampled[place[id]] for id in samplers.ids]
+            statuses = [request.status for request in samplers.requests]
+            tokens = [row[0] for row in rows if len(row) == 1]
+            if statuses.count(self._running) == len(tokens) == len(rows):
+                self._events.append(Landing(step, samplers, tokens))
+            else:
+                self._land(step, samplers, rows)
             return update(scheduler_output, model_runner_output)
 
         return watched
 
+    def _land(self, step: int, samplers: Batch, rows: list[Sequence[int]]) -> None:
+        """A landing in which a request is missing, or samples more or less than a token."""
+        live = [not request.is_finished() for request in samplers.requests]
+        sampled = [
+            ev.Sampled(name, token) for name, row, is_live in zip(samplers.names, rows, live, strict=True) if is_live for token in row
+        ]
+        self._events.append(ev.Landed(step=step, sampled=tuple(sampled)))
+        for name, request, is_live in zip(samplers.names, samplers.requests, live, strict=True):
+            if not is_live:
+                why: Literal["aborted", "finished"] = "aborted" if request.status.name == "FINISHED_ABORTED" else "finished"
+                self._events.append(ev.Dropped(step=step, request=name, why=why))
+
     def _preempt(self, preempt: Callable[..., Any]) -> Callable[..., Any]:
         def watched(request: Any, *args: Any, **kwargs: Any) -> Any:
-            self._events.append(ev.Preempted(request=self._called(request), by=self._need))
+            needy = None if self._needy is None else self._called(self._needy)
+            self._events.append(ev.Preempted(request=self._called(request), by=needy))
             return preempt(request, *args, **kwargs)
 
         return watched
 
     def _free_request(self, free: Callable[..., Any]) -> Callable[..., Any]:
         def watched(request: Any, *args: Any, **kwargs: Any) -> Any:
+            self._batch = Batch([], [], [])  # its id may come again, for another one
             self.finished[self._called(request)] = len(self._events)
             self._events.append(
                 ev.Finished(
@@ -154,17 +230,29 @@ class Transitions:
 
         return watched
 
-    def _allocate_slots(self, allocate: Callable[..., Any]) -> Callable[..., Any]:
+    def _watch_allocations(self, allocate: Callable[..., Any], guard: Callable[[Wrapper], Wrapper]) -> Callable[..., Any]:
+        """Called for each request in each step: the usual case does next to nothing, and nothing that could fail."""
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            self._request = args[0] if args else None
+            if getattr(self._request, "status", None) is self._running is not None:
+                self._needy = self._request
+                return allocate(*args, **kwargs)
+            return unusual(*args, **kwargs)
+
+        unusual = guard(self._admit)(allocate)
+        return watched
+
+    def _admit(self, allocate: Callable[..., Any]) -> Callable[..., Any]:
         def watched(request: Any, *args: Any, **kwargs: Any) -> Any:
-            self._request = self._called(request)
             if request.status.name == "RUNNING":
-                self._need = self._request
+                self._running, self._needy = request.status, request
                 return allocate(request, *args, **kwargs)
-            self._need, self._hits = None, 0
+            self._needy, self._hits = None, 0
             blocks = allocate(request, *args, **kwargs)
             if blocks is not None:
                 computed = self._hits * self._block_size
-                self._events.append(ev.Admitted(request=self._request, life=request.num_preemptions + 1, computed=computed))
+                self._events.append(ev.Admitted(request=self._called(request), life=request.num_preemptions + 1, computed=computed))
             return blocks
 
         return watched
@@ -173,7 +261,7 @@ class Transitions:
         def watched(blocks: Sequence[Any]) -> Any:
             if blocks:
                 self._hits = len(blocks)
-                self._events.append(ev.Hit(request=self._request, blocks=self._ids(blocks)))
+                self._events.append(ev.Hit(request=self._called(self._request), blocks=self._ids(blocks)))
             return touch(blocks)
 
         return watched
@@ -183,7 +271,7 @@ class Transitions:
             hashed = self._hashed_at_head(count)
             blocks = get(count)
             if blocks:
-                self._events.append(ev.Allocated(request=self._request, blocks=self._ids(blocks), evicted=hashed))
+                self._events.append(ev.Allocated(request=self._called(self._request), blocks=self._ids(blocks), evicted=hashed))
             return blocks
 
         return watched
@@ -239,7 +327,7 @@ class Transitions:
 
     def _reset_prefix_cache(self, reset: Callable[..., Any]) -> Callable[..., Any]:
         def watched() -> Any:
-            self._need = None
+            self._needy = None
             success = reset()
             empty = not pool.cached_block_hash_to_block._cache and pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
             self._events.append(ev.Cleared(tier="device", success=success, empty=empty))
