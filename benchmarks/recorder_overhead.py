@@ -1,6 +1,6 @@
 """What the recorder costs a server: tokens a second of vLLM's engine core with it and without, in one process.
 
-    python benchmarks/recorder_overhead.py [CHECKPOINT] [--async]
+    python benchmarks/recorder_overhead.py [CHECKPOINT] [--async] [--tokens 32]
 
 One engine core with two schedulers, vLLM's own and the recorder. It serves the same 32 requests in short slices, with one and with the
 other in turns, so that what else the machine does meets both alike. A pair of slices gives a ratio. Time is that of the processor on
@@ -25,7 +25,9 @@ from typing import Any, NamedTuple
 from harness.backends.vllm.install import installed, prepare_environment
 from harness.checkpoints import ensure
 
-REQUESTS, PROMPT, TOKENS, PAIRS = 32, 4, 32, 40
+REQUESTS, PROMPT = 32, 4
+TOKENS_IN_ALL = 40 * 32
+"""Of each request, over all pairs of slices: longer slices are fewer."""
 
 
 class Slice(NamedTuple):
@@ -101,7 +103,7 @@ def plain_scheduler(core: Any) -> Any:
     )
 
 
-def serve(core: Any, scheduler: Any, number: int, clock: Callable[[], float]) -> Slice:
+def serve(core: Any, scheduler: Any, number: int, tokens: int, clock: Callable[[], float]) -> Slice:
     """One slice: 32 requests that nobody has sent before, from the first step to the last."""
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine import EngineCoreRequest
@@ -112,7 +114,7 @@ def serve(core: Any, scheduler: Any, number: int, clock: Callable[[], float]) ->
             request_id=f"{number}-{place}",
             prompt_token_ids=[16 + (number * REQUESTS + place + position) % 200 for position in range(PROMPT)],
             mm_features=None,
-            sampling_params=SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, detokenize=False),
+            sampling_params=SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False),
             pooling_params=None,
             arrival_time=0.0,
             lora_request=None,
@@ -127,27 +129,26 @@ def serve(core: Any, scheduler: Any, number: int, clock: Callable[[], float]) ->
     return Slice(clock() - began, steps)
 
 
-def compare(checkpoint: Path, folder: str, *, asynchronous: bool) -> None:
+def compare(checkpoint: Path, folder: str, tokens: int, *, asynchronous: bool) -> None:
     os.environ["CAESURA_LOG"] = folder
     on = device()
     llm = start(checkpoint, on, asynchronous=asynchronous)
     core = llm.engine_core.engine_core
     recorded, plain, numbers = core.scheduler, plain_scheduler(core), count()
     pairs: list[tuple[Slice, Slice]] = []
-    for place in range(PAIRS + 1):
+    for place in range(max(12, TOKENS_IN_ALL // tokens) + 1):
         order = (plain, recorded) if place % 2 else (recorded, plain)
-        slices = {id(scheduler): serve(core, scheduler, next(numbers), on.clock) for scheduler in order}
+        slices = {id(scheduler): serve(core, scheduler, next(numbers), tokens, on.clock) for scheduler in order}
         if place:  # the first warms up
             pairs.append((slices[id(plain)], slices[id(recorded)]))
     core.shutdown()
     written = sum(file.stat().st_size for file in Path(folder).glob("*/*"))
     scheduling = "asynchronous" if asynchronous else "synchronous"
-    print(f"vLLM {installed().version} on {on.name}, {scheduling}, {checkpoint.name}, {REQUESTS} requests at a time, {TOKENS} tokens each")
-    report(pairs, written, on.time)
+    print(f"vLLM {installed().version} on {on.name}, {scheduling}, {checkpoint.name}, {REQUESTS} requests at a time, {tokens} tokens each")
+    report(pairs, REQUESTS * tokens, written, on.time)
 
 
-def report(pairs: list[tuple[Slice, Slice]], written: int, kind_of_time: str) -> None:
-    tokens = REQUESTS * TOKENS
+def report(pairs: list[tuple[Slice, Slice]], tokens: int, written: int, kind_of_time: str) -> None:
     print(f"{len(pairs)} pairs of slices, {kind_of_time}")
     for name, slices in (("without", [without for without, _ in pairs]), ("with", [recorded for _, recorded in pairs])):
         rate = statistics.median(tokens / one.seconds for one in slices)
@@ -165,9 +166,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("checkpoint", nargs="?", default="smollm2")
     parser.add_argument("--async", action="store_true", dest="asynchronous")
+    parser.add_argument("--tokens", type=int, default=32)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        compare(ensure(asked.checkpoint), folder, asynchronous=asked.asynchronous)
+        compare(ensure(asked.checkpoint), folder, asked.tokens, asynchronous=asked.asynchronous)
 
 
 if __name__ == "__main__":

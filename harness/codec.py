@@ -268,11 +268,12 @@ class Codec:
             if type(event) is not Decode:
                 events.append(event)  # type: ignore[arg-type]
                 continue
-            self._fold_events(events, items)
-            events.clear()
+            if events:
+                self._fold_events(events, items)
+                events.clear()
             if self._foresees(event):
-                items.append((Stepped if event.landed == event.step else Overlapped)(tuple(event.tokens)))
-                self.pass_over(items[-1])
+                items.append(step := (Stepped if event.landed == event.step else Overlapped)(tuple(event.tokens)))
+                self.pass_over(step)
             else:
                 self._fold_events(event.events(), items)
         self._fold_events(events, items)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import queue
-import time
 from typing import Any
 
 from harness.backends.vllm.install import prepare_environment
@@ -86,13 +85,9 @@ class CoreProcess(EngineCoreProc):
         self.call("collective_rpc", method, None, (), kwargs)
 
     def turn(self) -> None:
-        """Once around the loop; a recorder writes meanwhile, as it does while a device works."""
-        recording = getattr(self.scheduler, "recording", None)
-        before = recording and recording._writer
+        """Once around the loop."""
         self._process_input_queue()
         self._process_engine_step()
-        while any(getattr(writer, "waiting", 0) for writer in (before, recording and recording._writer)):
-            time.sleep(0)
 
     def drain(self) -> None:
         while self.has_work() or not self.input_queue.empty() or self._idle_state_callbacks:

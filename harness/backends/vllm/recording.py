@@ -22,7 +22,6 @@ import msgspec
 from harness import events as ev
 from harness.backends.vllm.transitions import Transitions, Wrapper
 from harness.codec import Decode
-from harness.live.background import BackgroundWriter
 from harness.log import LogWriter
 
 UNKNOWN_SOURCE = {"checkpoint": "unknown"}
@@ -95,7 +94,7 @@ class Recording:
         self._settings = settings
         self._reports_spans = reports_spans
         self._warn = warn
-        self._writer: LogWriter | BackgroundWriter | None = None
+        self._writer: LogWriter | None = None
         """None: no log is open, and what happens is followed all the same."""
         self._logs = self._ops = self._base_ns = self._began_ns = self._last_ns = 0
         self._read_along = False
@@ -164,9 +163,9 @@ class Recording:
         if self._gave_up:  # in a method that was called by the one that is being left
             return
         self._gave_up = True
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.close()
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
         reason = str(error) if isinstance(error, CannotRecord) else f"{type(error).__name__}: {error}"
         self._warn(f"Caesura stopped recording; serving goes on. {reason}")
 
@@ -187,8 +186,8 @@ class Recording:
             raise CannotRecord("recording has failed before in this engine: its log says why, start another")
         if not self._as_new:
             raise CannotRecord("a log begins where nothing is live, in flight, cached or half-updated: wait and clear the cache first")
-        writer = LogWriter(folder, f"r{self._opened.rank}")
-        self._writer = BackgroundWriter(writer, self.give_up) if eos_token_ids is None else writer
+        # In the engine's own thread: a thread for writing was tried, and cost more in handing the interpreter over than it took off.
+        self._writer = LogWriter(folder, f"r{self._opened.rank}")
         self._base_ns = self._began_ns = time.monotonic_ns()
         self._last_ns = self._ops = 0
         self._read_along = eos_token_ids is not None
@@ -203,12 +202,9 @@ class Recording:
         if self._writer is None:
             return
         self._flush()
-        writer, self._writer = self._writer, None
-        if isinstance(writer, BackgroundWriter):
-            writer = writer.drained()
-        if writer is not None and not self._gave_up:
-            writer.append(self._last_ns, [ev.Closed(why=why, count=writer.seq)])
-            writer.close()
+        self._write([ev.Closed(why=why, count=self._writer.seq)])
+        self._writer.close()
+        self._writer = None
 
     def _begin_next(self) -> None:
         assert self._settings.folder is not None
@@ -237,15 +233,15 @@ class Recording:
 
     def _turn_page(self) -> None:
         """A log that has reached its bound ends where another can begin."""
-        if (writer := self._writer) is None or self._settings.folder is None:
+        if self._writer is None or self._settings.folder is None:
             return
-        size, bound = writer.path.stat().st_size, self._settings.bytes
+        size, bound = self._writer.path.stat().st_size, self._settings.bytes
         if size >= bound and self._as_new:
             self.end("drained")
             self._begin_next()
         elif size > PAST_THE_BOUND * bound:
             raise CannotRecord(
-                f"{writer.path} has {size} bytes, and since it had {bound} there was no moment at which nothing was live or "
+                f"{self._writer.path} has {size} bytes, and since it had {bound} there was no moment at which nothing was live or "
                 "cached, so that another log could begin: a pause that clears and keeps nobody is one"
             )
 
@@ -253,9 +249,9 @@ class Recording:
 
     def _write(self, events: Sequence[ev.Event | Decode]) -> None:
         """What has happened together since `_began_ns`: clients may hear of it before it is written."""
-        if (writer := self._writer) is not None and events:
+        if self._writer is not None:
             self._last_ns = max(self._last_ns, self._began_ns - self._base_ns)
-            writer.append(self._last_ns, events)
+            self._writer.append(self._last_ns, events)
 
     def _flush(self) -> None:
         self._write(self._transitions.take_short())

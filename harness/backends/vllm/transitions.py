@@ -142,17 +142,20 @@ class Transitions:
     def take_short(self) -> list[ev.Event | Decode]:
         """The same, with steps in columns where that was made of them."""
         said, self._events, self.finished = self._events, [], {}
-        return [note.event() if isinstance(note, Launch | Landing) else note for note in said]
+        return [note.event() if type(note) in (Launch, Landing) else note for note in said]  # type: ignore[union-attr]
 
     def hand_out(self, ids: list[str], rows: list[Sequence[int]], firsts: list[int]) -> bool:
         """Take note that each request was handed a row of tokens, from output index `first` on, and goes on, if with what was
         noted last that makes a step in columns; returns whether it did."""
-        match self._events[-2:]:
-            case Launch(names=names, counts=counts) as launch, Landing(batch=batch, tokens=tokens) as landing:
-                if ids == batch.ids and names == batch.names and rows == [[token] for token in tokens] and counts.count(1) == len(counts):
-                    self._events[-2:] = [Decode(launch.step, landing.step, names, launch.firsts, tokens, firsts)]
-                    return True
-        return False
+        launch, landing = self._events[-2:] if len(self._events) > 1 else (None, None)
+        if type(launch) is not Launch or type(landing) is not Landing:
+            return False
+        batch, tokens = landing.batch, landing.tokens
+        one_each = launch.counts.count(1) == len(launch.counts) and rows == [[token] for token in tokens]
+        if not one_each or ids != batch.ids or launch.names != batch.names:
+            return False
+        self._events[-2:] = [Decode(launch.step, landing.step, launch.names, launch.firsts, tokens, firsts)]
+        return True
 
     # ---- one wrapper for each method: original -> what is called instead ----
 
