@@ -258,7 +258,7 @@ class Codec:
         passed, self._passed = self._passed, 0
         ahead = passed - 1
         self._batch = tuple([Scheduled(request, first + count + ahead, 1) for request, first, count in self._batch])
-        for request, _, _ in self._batch:
+        for request in {row.request for row in self._batch}:  # once each, as if it were delivered, also where a batch has one twice
             self._next_output[request] = self._next_output.get(request, 0) + passed
 
     def _fold(self, said: Sequence[Event | Decode]) -> list[Any]:

@@ -32,9 +32,16 @@ def on_the_page(difference: str, profile: str) -> str:
     return cell
 
 
-def from_outside(check: str, profile: str) -> str:
-    """What docs/vllm.md says of a check of `caesura check` under the version of a profile: holds, violated or at times."""
-    return _cell("check", check, profile) or "holds"
+def from_outside(check: str, profile: str, *, token_api: bool) -> str:
+    """What docs/vllm.md says of a check of `caesura check` under the version of a profile: holds, violated, at times or none.
+
+    Args:
+        token_api: whether the server has /inference/v1/generate switched on, which `check` then speaks.
+    """
+    cell = _cell("check", check, profile) or "holds"
+    if cell in ("tokens", "text"):
+        return "violated" if (cell == "tokens") == token_api else "holds"
+    return cell
 
 
 def _cell(table: str, row: str, profile: str) -> str | None:

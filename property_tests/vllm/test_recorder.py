@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import random
 import resource
+import weakref
 
 import pytest
 
 from harness.conformance import explain
-from harness.events import Called, Closed, Opened, Returned
+from harness.events import Called, Closed, Finished, Opened, Returned
 from harness.log import read_log
 from harness.operations import from_data
 from harness.trial import review
@@ -222,6 +224,80 @@ def test_the_recorder_for_the_other_kind_of_scheduling_says_which_to_take(make_c
     right = "AsyncRecorder" if other else "Recorder"
     with pytest.raises(WrongScheduler, match=rf"--scheduler-cls\s+harness\.backends\.vllm\.{right}"):
         make_core(async_scheduling=other, scheduler_cls=f"harness.backends.vllm.{kind}")
+
+
+def shifted(outputs):
+    outputs[0].new_token_ids = [outputs[0].new_token_ids[0] + 1]
+
+
+def doubled(outputs):
+    outputs[0].new_token_ids = outputs[0].new_token_ids * 2
+
+
+def swapped(outputs):
+    first, second = outputs[:2]
+    first.new_token_ids, second.new_token_ids = second.new_token_ids, first.new_token_ids
+
+
+def dropped(outputs):
+    del outputs[0]
+
+
+@pytest.mark.parametrize("fault", [shifted, doubled, swapped, dropped])
+def test_a_fault_of_vllm_in_a_steady_step_is_in_the_log(fault, make_core, tmp_path, monkeypatch, async_scheduling):
+    """Steady steps are told in columns, which must hide nothing."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    update, made = Scheduler.update_from_output, itertools.count()
+
+    def faulty(self, *args, **kwargs):
+        by_client = update(self, *args, **kwargs)
+        if next(made) == 6:
+            fault(by_client[0].outputs)
+        return by_client
+
+    monkeypatch.setattr(Scheduler, "update_from_output", faulty)
+    core = make_core(async_scheduling=async_scheduling)
+    core.submit("r1-1", prompt=9, max_tokens=12)
+    core.submit("r2-1", prompt=5, max_tokens=12)
+    core.drain()
+    core.shutdown()
+    (log,) = logs(tmp_path)
+    verdict = review(log, None).verdict
+    assert "violated" in {judgement.status for judgement in verdict.judgements if judgement.invariant != "version-attribution"}
+    assert verdict.explanation is not None and verdict.explanation.mismatch is not None
+
+
+def test_a_label_set_between_steady_steps_begins_a_span_there(make_core, tmp_path, async_scheduling):
+    core = make_core(async_scheduling=async_scheduling)
+    core.submit("r1-1", prompt=9, max_tokens=12)
+    for _ in range(5):
+        core.turn()
+    core.call("pause_scheduler", "keep", False)
+    core.turn()
+    core.turn()
+    core.call("set_weight_version", "v2")
+    core.call("resume_scheduler")
+    core.drain()
+    core.shutdown()
+    (log,) = logs(tmp_path)
+    (finished,) = [entry.event for entry in log.entries if isinstance(entry.event, Finished)]
+    assert [span.version for span in finished.spans] == ["default", "v2"]
+    assert finished.spans[0].end == finished.spans[1].start and finished.spans[1].end == 12
+    assert review(log, None).verdict.explanation.mismatch is None
+
+
+def test_nothing_that_vllm_gives_back_is_kept(make_core, monkeypatch):
+    """A caller's weights would stay in memory until the next call."""
+    core = make_core()
+
+    class Weights:
+        pass
+
+    monkeypatch.setattr(core.model_executor, "collective_rpc", lambda *args, **kwargs: Weights())
+    given = weakref.ref(core.collective_rpc("get_weights"))
+    gc.collect()
+    assert given() is None
 
 
 def test_a_step_that_raises_is_the_last_thing_in_the_log(make_core, tmp_path, monkeypatch):

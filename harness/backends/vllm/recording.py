@@ -108,7 +108,7 @@ class Recording:
         self._session_open = self._session_wrote = False
         self._progress: dict[str, Progress] = {}
         self._handed: tuple[list[str], list[Progress]] = [], []
-        """Whom the last step handed a token under the label in force, as a rule those of the next step; nobody if somebody ended."""
+        """Whom the last step handed a token under the label in force and who goes on: as a rule those of the next step."""
         self._in_flight = 0
         self._within = False
         """An operation is being carried out: what happens now belongs to it."""
@@ -126,12 +126,13 @@ class Recording:
         """A wrapper whose failure ends the recording and nothing else: the engine gets what the wrapped method gives."""
 
         def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-            results: list[Any] = []
-            """What the wrapped method gave in this call, so that it is never called twice for one."""
+            under_way: list[list[Any]] = []
+            """For each call that is being made, what the wrapped method gave in it, so that it is never called twice for one."""
 
             def once(*args: Any, **kwargs: Any) -> Any:
-                results.append(original(*args, **kwargs))
-                return results[-1]
+                result = original(*args, **kwargs)
+                under_way[-1].append(result)
+                return result
 
             once.__self__ = getattr(original, "__self__", None)  # type: ignore[attr-defined]
             watched = wrapper(once)
@@ -139,7 +140,8 @@ class Recording:
             def guarded(*args: Any, **kwargs: Any) -> Any:
                 if self._gave_up:
                     return original(*args, **kwargs)
-                results.clear()
+                results: list[Any] = []
+                under_way.append(results)
                 try:
                     return watched(*args, **kwargs)
                 except Exception as error:
@@ -147,6 +149,8 @@ class Recording:
                         raise  # vLLM's own
                     self.give_up(error)
                     return results[0] if results else original(*args, **kwargs)
+                finally:
+                    under_way.pop()
 
             return guarded
 
@@ -336,7 +340,7 @@ class Recording:
     def _deliver(self, outputs: Iterable[tuple[str, Sequence[int], Any]]) -> None:
         """Hand out tokens of requests, with the reason if that was the last of it."""
         handed = []
-        self._handed = [], []
+        going_on: tuple[list[str], list[Progress]] = [], []
         for request_id, tokens, finish_reason in outputs:
             progress = self._progress[request_id]
             reason = None if finish_reason is None else str(finish_reason)
@@ -347,8 +351,9 @@ class Recording:
             if reason is not None:
                 self._ended(request_id, reason)
             elif tokens:
-                self._handed[0].append(request_id)
-                self._handed[1].append(progress)
+                going_on[0].append(request_id)
+                going_on[1].append(progress)
+        self._handed = going_on
         if handed:
             self._transitions.add(ev.Delivered(outputs=tuple(handed)))
 
@@ -356,7 +361,6 @@ class Recording:
         if reason not in _REASONS:
             raise CannotRecord(f"request {request_id} ended by {reason}: a log knows {', '.join(_REASONS)}")
         progress = self._progress.pop(request_id)
-        self._handed = [], []
         if self._reports_spans:
             self._transitions.report_spans(progress.name, progress.spans())
 
