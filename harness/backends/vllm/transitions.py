@@ -185,26 +185,25 @@ class Transitions:
         def watched(scheduler_output: Any, model_runner_output: Any) -> Any:
             step, samplers = self._flights.popleft()
             sampled, place = model_runner_output.sampled_token_ids, model_runner_output.req_id_to_index
-            rows = [sampled[place[id]] for id in samplers.ids]
-            statuses = [request.status for request in samplers.requests]
+            rows = [sampled[place[id]] for id in samplers.ids if id in place]
             tokens = [row[0] for row in rows if len(row) == 1]
-            if statuses.count(self._running) == len(tokens) == len(rows):
+            statuses = [request.status for request in samplers.requests]
+            if len(rows) == len(tokens) == len(statuses) == statuses.count(self._running):
                 self._events.append(Landing(step, samplers, tokens))
             else:
-                self._land(step, samplers, rows)
+                self._land(step, samplers, sampled, place)
             return update(scheduler_output, model_runner_output)
 
         return watched
 
-    def _land(self, step: int, samplers: Batch, rows: list[Sequence[int]]) -> None:
-        """A landing in which a request is missing, or samples more or less than a token."""
-        live = [not request.is_finished() for request in samplers.requests]
-        sampled = [
-            ev.Sampled(name, token) for name, row, is_live in zip(samplers.names, rows, live, strict=True) if is_live for token in row
-        ]
+    def _land(self, step: int, samplers: Batch, rows: Sequence[Sequence[int]], place: dict[str, int]) -> None:
+        """A landing in which a request is missing, or samples more or less than a token. Of one that ended meanwhile no row is read."""
+        named = list(zip(samplers.requests, samplers.names, strict=True))
+        live = [(request, name) for request, name in named if not request.is_finished()]
+        sampled = [ev.Sampled(name, token) for request, name in live for token in rows[place[request.request_id]]]
         self._events.append(ev.Landed(step=step, sampled=tuple(sampled)))
-        for name, request, is_live in zip(samplers.names, samplers.requests, live, strict=True):
-            if not is_live:
+        for request, name in named:
+            if request.is_finished():
                 why: Literal["aborted", "finished"] = "aborted" if request.status.name == "FINISHED_ABORTED" else "finished"
                 self._events.append(ev.Dropped(step=step, request=name, why=why))
 
