@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.backends import CannotRun, make_backend
+from harness.backends import CannotRun, make_backend, make_live_backend
 from harness.model.profile import Profile
 from harness.scenario import load_scenario
-from harness.trial import Trial, check_possible, run_trial
+from harness.trial import Trial, check_possible, run_live_trial, run_trial
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 DIFFERENCES = sorted((SCENARIOS / "differences").glob("*.yaml"))
@@ -74,6 +77,24 @@ def run(file: Path, engine: str, folder: Path, **fields: Any) -> Trial:
         pytest.skip(str(refusal))
     finally:
         backend.stop()
+
+
+@contextmanager
+def live() -> Iterator[Callable[..., Trial]]:
+    """`run` for the live engine: one engine for all scenarios that fit it, as `caesura run` has it."""
+    backend = make_live_backend("vllm-live")
+    with asyncio.Runner() as runner:
+
+        def run_live(file: Path, folder: Path, **fields: Any) -> Trial:
+            scenario = load_scenario(file)
+            scenario = replace(scenario, engine=scenario.engine.model_copy(update=fields))
+            try:
+                return runner.run(run_live_trial(scenario, backend, folder))
+            except CannotRun as refusal:
+                pytest.skip(str(refusal))
+
+        yield run_live
+        runner.run(backend.stop())
 
 
 def violated(trial: Trial) -> set[str]:

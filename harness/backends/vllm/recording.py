@@ -113,6 +113,7 @@ class Recording:
         self._within = False
         """An operation is being carried out: what happens now belongs to it."""
         self._hooked: dict[Callable[..., Any], Callable[..., Any]] = {}
+        """Methods of the engine core, each with its hook around it."""
         self._transitions = self._watch()
         if settings.folder is not None:
             try:
